@@ -1,0 +1,43 @@
+# make demo   set up everything and run the main job on a real MoE model, no GPU needed
+# make test   set up everything and run all tests that this machine can run
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+ENGINE := requirements/engine-cpu.lock
+TOOLS := requirements/dev.lock
+NATIVE := setup.py pyproject.toml $(shell find csrc -type f 2>/dev/null)
+
+.PHONY: demo test lint setup clean
+.DELETE_ON_ERROR:
+
+setup: $(VENV)/.patched
+
+$(VENV)/.packages: $(ENGINE) $(TOOLS)
+	$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r $(ENGINE) -r $(TOOLS) || { \
+	  echo; echo "pip could not install the pinned packages. If it did not find torch ...+cpu, run again with"; \
+	  echo "  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make $(MAKECMDGOALS)"; exit 1; }
+	touch $@
+
+$(VENV)/.eldr: $(VENV)/.packages $(NATIVE)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+$(VENV)/.patched: $(VENV)/.eldr $(wildcard patches/*)
+	$(BIN)/eldr patch apply
+	$(BIN)/eldr patch verify
+	touch $@
+
+demo: setup
+	$(BIN)/eldr demo
+
+lint: $(VENV)/.eldr
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: setup lint
+	$(BIN)/pytest
+
+clean:
+	rm -rf $(VENV) build demo-out
