@@ -1,0 +1,1 @@
+"""What is replayed: the bundled demo model and prompts, expert traces, arrival processes."""
