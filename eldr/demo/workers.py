@@ -1,0 +1,74 @@
+"""Command lines and environment of the demo's processes: vLLM workers on a CPU and the router."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from eldr.demo.config import MAX_MODEL_LEN, MODEL_NAME
+
+# A small machine: no downloads, one thread and a small KV pool per worker, no telemetry.
+ENGINE_ENV = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+    # Serves POST /reset_prefix_cache, so that every policy starts with cold prefix caches.
+    "VLLM_SERVER_DEV_MODE": "1",
+}
+_BLOCK_SIZE = 32
+_KV_BLOCKS = 1024
+_KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+
+
+def worker_command(role: str, port: int, model: Path) -> list[str]:
+    """`python -m vllm...api_server` for one worker; `role` is `prefill` or `decode`."""
+    transfer = {
+        "kv_connector": "NixlConnector",
+        "kv_role": _KV_ROLES[role],
+        "kv_buffer_device": "cpu",
+    }
+    return [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(model), "--served-model-name", MODEL_NAME),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--dtype", "bfloat16", "--seed", "0", "--enforce-eager"),
+        *("--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "64"),
+        *("--block-size", str(_BLOCK_SIZE), "--num-gpu-blocks-override", str(_KV_BLOCKS)),
+        "--enable-prompt-tokens-details",
+        *("--kv-transfer-config", json.dumps(transfer)),
+        *("--additional-config", json.dumps({"eldr": {"role": role}})),
+    ]
+
+
+def worker_env(side_channel_port: int) -> dict[str, str]:
+    """Environment of one worker; each needs a NIXL side-channel port of its own."""
+    return {**ENGINE_ENV, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel_port)}
+
+
+def router_command(
+    port: int,
+    prefill: str,
+    decode: Sequence[str],
+    policy: str,
+    partition: Path | None = None,
+    tau: float | None = None,
+) -> list[str]:
+    """`eldr serve` in front of the workers."""
+    command = [*(sys.executable, "-m", "eldr", "serve"), "--prefill", prefill]
+    for url in decode:
+        command += ["--decode", url]
+    command += ["--policy", policy, "--host", "127.0.0.1", "--port", str(port)]
+    if partition is not None:
+        command += ["--partition", str(partition)]
+    if tau is not None:
+        command += ["--tau", str(tau)]
+    return command
