@@ -24,7 +24,7 @@ $(VENV)/.eldr: $(VENV)/.packages $(NATIVE)
 	touch $@
 
 $(VENV)/.patched: $(VENV)/.eldr $(wildcard patches/*)
-	$(BIN)/eldr patch apply
+	$(BIN)/eldr patch apply --if-needed
 	$(BIN)/eldr patch verify
 	touch $@
 
