@@ -96,8 +96,8 @@ void Pool::begin(Worker& w) {
   admit(w);
   expected_ ? expect(w) : count(w);
   const auto n = static_cast<double>(w.active.size());
-  w.cost = step_.fixed + step_.cell * w.slowest + step_.batch * n +
-           step_.kv * static_cast<double>(w.context);
+  w.cost = step_.base + step_.expert * w.slowest + step_.kv * static_cast<double>(w.context) +
+           step_.request * n;
   w.run = 1;
   if (expected_) {
     int64_t least = std::numeric_limits<int64_t>::max();

@@ -14,8 +14,8 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 // Log-survival is counted in units of 2^-20, so that a request's removal undoes its arrival exactly.
 constexpr double kLogUnit = 1.0 / (1 << 20);
 
-struct Step {  // t = fixed + cell * D + batch * n + kv * (KV tokens); see eldr/simulation/cost.py
-  double fixed, cell, batch, kv;
+struct Step {  // seconds = base + expert * D + kv * (KV tokens) + request * n; eldr/routing/cost.py
+  double base, expert, kv, request;
 };
 
 struct Limits {

@@ -85,7 +85,7 @@ PyObject* simulate_new(PyObject*, PyObject* args) {
   int expected, use;
   long long layers, experts, rank_count, batch, kv;
   if (!PyArg_ParseTuple(args, "OOOOOLLLddddLLKpp", &bits, &first, &length, &logs, &ranks, &layers,
-                        &experts, &rank_count, &s.fixed, &s.cell, &s.batch, &s.kv, &batch, &kv,
+                        &experts, &rank_count, &s.base, &s.expert, &s.kv, &s.request, &batch, &kv,
                         &seed, &expected, &use))
     return nullptr;
   auto* o = new (std::nothrow) Owned(bits, first, length, logs, ranks);

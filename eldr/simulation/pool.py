@@ -7,42 +7,16 @@ long as the step cost says, and every request that has produced its last token l
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from eldr.routing.cost import StepCost
 from eldr.simulation.replay import Replay
 
 UNLIMITED = 1 << 60
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """Seconds of a decode step: fixed + cell * D + batch * requests + kv * (KV tokens).
-
-    D is the number of distinct experts read, summed over the trace's layers (with expert
-    parallelism: of the slowest rank of each layer). All coefficients in seconds.
-
-    Raises:
-        ValueError: a negative or non-finite coefficient, or all of them zero.
-    """
-
-    fixed: float
-    cell: float
-    batch: float = 0.0
-    kv: float = 0.0
-
-    def __post_init__(self) -> None:
-        values = (self.fixed, self.cell, self.batch, self.kv)
-        if not all(math.isfinite(v) and v >= 0 for v in values) or not any(values):
-            raise ValueError(f"step cost: coefficients must be >= 0 and not all zero, got {values}")
-
-    def seconds(self, cells: float, requests: float, kv_tokens: float) -> float:
-        """Length of a step, summed in the order that every pool uses."""
-        return self.fixed + self.cell * cells + self.batch * requests + self.kv * kv_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +24,8 @@ class PoolConfig:
     """How the workers of a pool behave.
 
     Attributes:
-        cost: the step cost.
+        cost: the step cost; its D are the trace's cells (layers x experts), with expert
+            parallelism those of the slowest rank of each layer.
         max_batch: most requests in a step.
         kv_tokens: KV memory of a worker; a request reserves prompt + output on admission.
         expert_ranks: expert-parallel ranks of a worker; 1 = every GPU reads a share of each expert.
@@ -87,7 +62,7 @@ class Totals:
     """Sums over the steps that a worker has finished, and what it holds now.
 
     `distinct` [L] and `use` [L * E] are sums over steps (`use` is empty unless tracked); `kv` sums
-    the KV tokens of every step; `slowest` the D of StepCost.
+    the KV tokens of every step; `slowest` the D of the step cost.
     """
 
     seconds: float

@@ -11,11 +11,13 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from eldr.simulation.pool import Completion, PoolConfig, Totals
 from eldr.simulation.replay import LOG_UNIT, Replay
 
 _MASK = (1 << 64) - 1
+_Use = npt.NDArray[np.float64]
 
 
 def draw(seed: int, request: int, token: int) -> int:
@@ -48,6 +50,7 @@ class _Worker:
     now: float
     totals: Totals
     end: float = math.inf  # of the running step
+    step: tuple[int, float, _Use] = (0, 0.0, np.empty((0, 0)))  # its KV tokens, D, experts read
     alive: bool = True
     active: list[_Request] = field(default_factory=list)
     waiting: list[tuple[float, int, _Request]] = field(default_factory=list)
@@ -127,19 +130,20 @@ class ReferencePool:
         used = self._expected(w) if self._config.expected else self._counted(w)
         kv = sum(r.context + r.done for r in w.active)
         cells = sum(self._slowest(layer) for layer in used)
-        duration = self._config.cost.seconds(cells, len(w.active), kv)
+        duration = self._config.cost.seconds(cells, kv, len(w.active))
         w.end = w.now + duration
-        t = w.totals
+        w.step = (kv, cells, used)
+
+    def _finish(self, index: int, w: _Worker) -> list[Completion]:
+        (kv, cells, used), t = w.step, w.totals
+        t.seconds += w.end - w.now
+        t.steps += 1
+        t.tokens += len(w.active)
         t.kv += kv
         t.slowest += cells
         t.distinct += used.sum(axis=1)
         if t.use.size:
             t.use += used.ravel()
-
-    def _finish(self, index: int, w: _Worker) -> list[Completion]:
-        w.totals.seconds += w.end - w.now
-        w.totals.steps += 1
-        w.totals.tokens += len(w.active)
         w.now, w.end = w.end, math.inf
         for r in w.active:
             r.done += 1
@@ -152,7 +156,7 @@ class ReferencePool:
         room = len(w.active) < self._config.max_batch
         return room and reserved + newcomer.need <= self._config.kv_tokens
 
-    def _counted(self, w: _Worker) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    def _counted(self, w: _Worker) -> _Use:
         """1 where a token of this step uses the expert, [L, E]."""
         geometry = self._replay.geometry
         read = np.zeros((geometry.layers, geometry.experts))
@@ -170,7 +174,7 @@ class ReferencePool:
             return first + r.done
         return first + draw(self._config.seed, r.request, r.done) % length
 
-    def _expected(self, w: _Worker) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    def _expected(self, w: _Worker) -> _Use:
         """Chance that a step reads the expert, [L, E]: 1 - product of (1 - p)."""
         geometry = self._replay.geometry
         load = sum(self._replay.logs[r.row].astype(np.int64) for r in w.active)
@@ -178,6 +182,6 @@ class ReferencePool:
             geometry.layers, geometry.experts
         )
 
-    def _slowest(self, layer: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+    def _slowest(self, layer: _Use) -> float:
         per_rank = np.bincount(self._rank, layer, self._config.expert_ranks)
         return float(per_rank.max())
