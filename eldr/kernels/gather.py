@@ -1,0 +1,94 @@
+"""gather_signatures: sums each request's block rows into its signature.
+
+counts[r,l,e] = sum over i in [offsets[r], offsets[r+1]) of hist[block_ids[i],l,e]
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from eldr.kernels import checks
+from eldr.kernels.library import declare
+
+
+def gather_signatures_ref(
+    histograms: Tensor, block_ids: Tensor, offsets: Tensor, counts: Tensor
+) -> None:
+    """The equation in plain torch; arguments as `gather_signatures`, `counts` is overwritten."""
+    num_blocks, requests = histograms.shape[0], offsets.numel() - 1
+    position = torch.arange(block_ids.numel(), device=block_ids.device)
+    # Request of each position; positions before the first or after the last offset belong to none.
+    request = torch.searchsorted(offsets.long(), position, right=True) - 1
+    used = (request >= 0) & (request < requests) & (block_ids >= 0) & (block_ids < num_blocks)
+    rows = histograms[block_ids[used].long()].int()
+    counts.zero_().index_add_(0, request[used], rows)
+
+
+_op = declare(
+    "gather_signatures(Tensor histograms, Tensor block_ids, Tensor offsets, Tensor(a!) counts)"
+    " -> ()",
+    gather_signatures_ref,
+)
+
+
+def check_blocks(histograms: Tensor, block_ids: Tensor, offsets: Tensor) -> int:
+    """Checks the ragged block lists and returns the number of requests R.
+
+    Raises:
+        TypeError, ValueError: as `gather_signatures`.
+    """
+    checks.histograms(histograms)
+    checks.tensor("block_ids", block_ids, torch.int32, ("N",))
+    checks.tensor("offsets", offsets, torch.int32, ("R + 1",))
+    if offsets.numel() == 0:
+        raise ValueError("offsets: empty, expected R + 1 ascending positions in block_ids")
+    checks.contiguous(block_ids=block_ids, offsets=offsets)
+    checks.same_device("histograms", histograms.device, block_ids=block_ids, offsets=offsets)
+    checks.within("block_ids", block_ids, 0, histograms.shape[0] - 1, "the blocks")
+    checks.within("offsets", offsets, 0, block_ids.numel(), "the positions in block_ids")
+    if offsets.device.type == "cpu":
+        _check_lengths(histograms, offsets)
+    return offsets.numel() - 1
+
+
+def _check_lengths(histograms: Tensor, offsets: Tensor) -> None:
+    lengths = offsets.diff()
+    checks.within("offsets", lengths, 0, checks.INT32_MAX, "offsets must ascend (differences)")
+    most = checks.INT32_MAX // torch.iinfo(histograms.dtype).max
+    checks.within("offsets", lengths, 0, most, "the blocks whose sum fits int32 (differences)")
+
+
+def gather_signatures(
+    histograms: Tensor, block_ids: Tensor, offsets: Tensor, *, counts: Tensor | None = None
+) -> Tensor:
+    """Signatures of R requests as raw counts.
+
+    Devices add nothing for block ids that do not exist, since telling would need a synchronisation.
+
+    Args:
+        histograms: uint8 or uint16 [num_blocks, L, E], each block's [L, E] dense.
+        block_ids: int32 [N], the requests' blocks one after the other.
+        offsets: int32 [R + 1], ascending: request r owns block_ids[offsets[r]:offsets[r + 1]].
+        counts: int32 [R, L, E] to write into; allocated when None.
+
+    Returns:
+        counts, int32 [R, L, E].
+
+    Raises:
+        TypeError: an argument of another type or dtype.
+        ValueError: another shape, device or layout; on a CPU also a block id outside
+            [0, num_blocks), offsets that do not ascend within [0, N], or so many blocks that a
+            count could pass int32.
+    """
+    requests = check_blocks(histograms, block_ids, offsets)
+    shape = (requests, *histograms.shape[1:])
+    if counts is None:
+        counts = torch.empty(shape, dtype=torch.int32, device=histograms.device)
+    else:
+        checks.tensor("counts", counts, torch.int32, shape)
+        checks.contiguous(counts=counts)
+        checks.same_device("histograms", histograms.device, counts=counts)
+    if requests:
+        _op(histograms, block_ids, offsets, counts)
+    return counts
