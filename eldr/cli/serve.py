@@ -1,0 +1,63 @@
+"""`eldr serve`: runs the prefill/decode router."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+from eldr.cli import CANNOT_TELL, DONE, USAGE
+from eldr.serving.config import ConfigError, RouterConfig
+from eldr.serving.errors import StartError
+from eldr.serving.options import add_options, resolve
+
+_EPILOG = """\
+Every option can also come from the environment (ELDR_SERVE_<NAME>, upper case) or from --config
+FILE (TOML or JSON); command line > environment > file > default.
+
+examples:
+  eldr serve --prefill http://p0:8100 --decode http://d0:8200 --decode http://d1:8200
+  eldr serve --prefill http://p0:8100 --decode http://d0:8200 http://d1:8200 \\
+      --policy locality_band --partition partition.safetensors --port 30000
+
+exit codes: 0 stopped by a signal, 2 usage, 3 the router could not start
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `eldr serve`."""
+    parser.epilog = _EPILOG
+    add_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the router until it is told to stop."""
+    try:
+        config = resolve(args).config
+    except ConfigError as error:
+        print(f"eldr serve: {error}", file=sys.stderr)
+        return USAGE
+    return start(config)
+
+
+def start(config: RouterConfig) -> int:
+    """Starts the event loop and serves; the exit code."""
+    import asyncio
+
+    import uvloop
+
+    from eldr.serving.server import serve
+
+    logging.basicConfig(
+        level=config.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    try:
+        uvloop.run(serve(config))
+    except (StartError, ConfigError) as error:
+        print(f"eldr serve: {error}", file=sys.stderr)
+        return CANNOT_TELL
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return DONE
+    return DONE

@@ -1,0 +1,1 @@
+"""The router process: an OpenAI-compatible server in front of prefill and decode workers."""

@@ -1,0 +1,106 @@
+"""Request bodies: what a client sent, and what each of the two legs gets.
+
+Only the top level of the JSON is opened; every value stays the bytes that the client sent, so
+fields that this router has never heard of reach the workers byte for byte.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+
+from eldr.serving.errors import ClientError
+
+Fields = dict[str, msgspec.Raw]
+
+_decode_fields = msgspec.json.Decoder(Fields).decode
+_encode = msgspec.json.Encoder().encode
+
+_EMPTY_OR_NO_LIST = re.compile(rb"[^\[]|\[\s*\]")
+_FALSE, _ONE = msgspec.Raw(b"false"), msgspec.Raw(b"1")
+_ASK_FOR_KV = msgspec.Raw(
+    b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
+    b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
+)
+# A prefill produces one token that nobody sees: what asks for more of them is left out.
+_NOT_IN_PREFILL = (
+    "stream_options",
+    "min_tokens",
+    "min_completion_tokens",
+    "logprobs",
+    "top_logprobs",
+    "prompt_logprobs",
+    "return_token_ids",
+)
+_ONE_IN_PREFILL = frozenset({"max_completion_tokens", "n", "best_of"})
+
+
+@dataclass(slots=True)
+class Body:
+    """A parsed request body.
+
+    Attributes:
+        fields: top-level keys and their raw JSON; the client's kv_transfer_params is not there,
+            since it could name another worker's memory.
+        stream: whether the client wants server-sent events.
+        chat: whether it came by /v1/chat/completions.
+    """
+
+    fields: Fields
+    stream: bool
+    chat: bool
+
+    def prefill(self) -> bytes:
+        """The body of the prefill leg: one token, not streamed, KV kept for a remote reader."""
+        out = self.fields.copy()
+        for name in _NOT_IN_PREFILL:
+            out.pop(name, None)
+        out["max_tokens"] = _ONE
+        for name in _ONE_IN_PREFILL & out.keys():
+            out[name] = _ONE
+        out["stream"] = _FALSE
+        out["kv_transfer_params"] = _ASK_FOR_KV
+        return _encode(out)
+
+    def decode(self, kv_transfer_params: bytes | None) -> bytes:
+        """The body of the decode leg: the client's, with the KV handle of the prefill answer."""
+        if kv_transfer_params is None:
+            return _encode(self.fields)
+        return _encode({**self.fields, "kv_transfer_params": msgspec.Raw(kv_transfer_params)})
+
+
+def parse(raw: bytes, *, chat: bool) -> Body:
+    """Opens the top level of a request body.
+
+    Raises:
+        ClientError: 400, if it is not a JSON object or lacks what the endpoint needs.
+    """
+    try:
+        fields = _decode_fields(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _bad(f"the body must be a JSON object: {error}") from error
+    fields.pop("kv_transfer_params", None)
+    required = "messages" if chat else "prompt"
+    value = fields.get(required)
+    head = b"null" if value is None else bytes(memoryview(value)[:64])
+    if head == b"null":
+        if chat or "prompt_embeds" not in fields:
+            raise _bad(f"`{required}` is missing")
+    elif chat and _EMPTY_OR_NO_LIST.match(head):
+        raise _bad("`messages` must be a non-empty list")
+    return Body(fields, _flag(fields.get("stream")), chat)
+
+
+def _flag(value: msgspec.Raw | None) -> bool:
+    if value is None:
+        return False
+    raw = bytes(value)
+    if raw not in (b"true", b"false", b"null"):
+        raise _bad(f"`stream` must be true or false, got {raw[:20].decode('utf-8', 'replace')}")
+    return raw == b"true"
+
+
+def _bad(message: str) -> ClientError:
+    return ClientError(400, "invalid_request_error", message)

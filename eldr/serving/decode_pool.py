@@ -1,0 +1,157 @@
+"""Reserves a decode worker for each prefilled request and records why it was that one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection
+from itertools import count
+
+import orjson
+
+from eldr.routing.decision import Decision
+from eldr.routing.fleet import Fleet, NoWorkerError
+from eldr.routing.request import Reason, RouteRequest
+from eldr.serving.answers import Prefilled
+from eldr.serving.call import Call
+from eldr.serving.decisions import DecisionBuffer, Record
+from eldr.serving.endpoints import Endpoint
+from eldr.serving.metrics import Metrics
+from eldr.signature import Signature, SignatureError, decode
+
+log = logging.getLogger(__name__)
+
+
+class Ticket:
+    """One reservation; `release` ends it, once, however often it is called."""
+
+    __slots__ = ("_pool", "decision", "endpoint", "headers")
+
+    def __init__(self, pool: DecodePool, endpoint: Endpoint, decision: Decision) -> None:
+        self._pool = pool
+        self.endpoint = endpoint
+        self.decision = decision
+        self.headers: dict[str, str] = {}
+
+    def release(self) -> None:
+        """Gives the worker's place back."""
+        self._pool.release(self)
+
+
+class DecodePool:
+    """The decode endpoints, and the fleet that decides among them."""
+
+    def __init__(
+        self,
+        endpoints: Collection[Endpoint],
+        fleet: Fleet,
+        metrics: Metrics,
+        decisions: DecisionBuffer,
+        *,
+        worker_headers: bool = False,
+    ) -> None:
+        self._by_name = {endpoint.name: endpoint for endpoint in endpoints}
+        self.fleet = fleet
+        self._metrics = metrics
+        self._decisions = decisions
+        self._worker_headers = worker_headers
+        self._ids = count()
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """All decode endpoints."""
+        return list(self._by_name.values())
+
+    def reserve(
+        self,
+        call: Call,
+        prefilled: Prefilled,
+        failed: Collection[str] = (),
+        band: Collection[str] = (),
+    ) -> Ticket | None:
+        """Picks a worker and reserves it in the same step; None if there is no candidate.
+
+        Args:
+            call: the request.
+            prefilled: what its prefill left behind.
+            failed: workers that failed this request.
+            band: workers that were as good a choice as the failed one; they are tried first.
+        """
+        start = time.perf_counter()
+        signature, problem = self._signature(prefilled.signature)
+        request = RouteRequest(
+            # Clients may repeat their own ids; the fleet's must be unique.
+            id=f"{call.request_id}#{next(self._ids)}",
+            signature=signature,
+            problem=problem,
+            prompt_tokens=prefilled.prompt_tokens,
+            session=call.headers.get("X-Session-ID"),
+        )
+        decision = self._decide(request, failed, band)
+        if decision is None:
+            return None
+        elapsed = time.perf_counter() - start
+        endpoint = self._by_name[decision.worker.name]
+        endpoint.running += 1
+        self._record(call, decision, request, elapsed)
+        ticket = Ticket(self, endpoint, decision)
+        if self._worker_headers:
+            ticket.headers = {
+                "x-eldr-prefill-worker": call.prefill_worker,
+                "x-eldr-decode-worker": endpoint.name,
+                "x-eldr-branch": decision.branch,
+            }
+        return ticket
+
+    def release(self, ticket: Ticket) -> None:
+        """Ends a reservation; later calls for the same ticket do nothing."""
+        if self.fleet.release(ticket.decision.request_id):
+            ticket.endpoint.running -= 1
+
+    def _decide(
+        self, request: RouteRequest, failed: Collection[str], band: Collection[str]
+    ) -> Decision | None:
+        if band and failed:
+            outside = [name for name in self._by_name if name in failed or name not in band]
+            try:
+                return self.fleet.reserve(request, outside)
+            except NoWorkerError:
+                log.debug("no other worker of the band for %s", request.id)
+        try:
+            return self.fleet.reserve(request, failed)
+        except NoWorkerError:
+            return None
+
+    def _signature(self, raw: bytes | None) -> tuple[Signature | None, Reason | None]:
+        geometry = self.fleet.geometry
+        if raw is None:
+            return None, None
+        if geometry is None:
+            return None, Reason.GEOMETRY
+        try:
+            return decode(orjson.loads(raw), geometry), None
+        except SignatureError as error:
+            return None, Reason(error.reason)
+        except orjson.JSONDecodeError:
+            return None, Reason.MALFORMED
+
+    def _record(
+        self, call: Call, decision: Decision, request: RouteRequest, elapsed: float
+    ) -> None:
+        signature = request.signature
+        self._decisions.add(
+            Record(
+                time=time.time(),
+                request_id=call.request_id,
+                prefill_worker=call.prefill_worker,
+                decision=decision,
+                decision_us=elapsed * 1e6,
+                prompt_tokens=request.kv_tokens,
+                coverage=None if signature is None else signature.coverage,
+            )
+        )
+        metrics = self._metrics
+        metrics.decisions.labels(decision.policy, decision.branch).inc()
+        if decision.reason is not None:
+            metrics.fallback.labels(str(decision.reason)).inc()
+        metrics.decision_time.observe(elapsed)
