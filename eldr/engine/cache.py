@@ -1,0 +1,103 @@
+"""The signature cache: block histograms on the device, and the signatures gathered from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from eldr import kernels
+from eldr.engine.layout import BlockLayout
+from eldr.engine.step import Gathered, PromptEnd
+from eldr.geometry import Geometry
+
+
+class SignatureCache:
+    """Histograms [blocks + 1, L, E], row b = hits of the tokens in KV block b; the last stays 0.
+
+    uint8 up to block size 255, uint16 above: a token picks an expert at most once. Blocks that
+    are evicted, reused or shared need no message, because a token in a block's first slot
+    starts its row anew and a prefix hit reads the row that is there.
+    """
+
+    def __init__(self, layout: BlockLayout, geometry: Geometry, device: torch.device) -> None:
+        self.layout = layout
+        self.geometry = geometry
+        self.histograms = torch.zeros(
+            (layout.blocks + 1, geometry.layers, geometry.experts),
+            dtype=torch.uint8 if layout.block_size <= 255 else torch.uint16,
+            device=device,
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Device memory of the histograms."""
+        return self.histograms.numel() * self.histograms.element_size()
+
+    def accumulate(self, topk_ids: torch.Tensor, slots: torch.Tensor) -> None:
+        """Adds one step's hits: ids int32 [T, L, K], slots int64 [T]; one launch."""
+        kernels.accumulate_hits(topk_ids, slots, self.layout.block_size, self.histograms)
+
+    def gather(self, ends: Sequence[PromptEnd]) -> GatheredOnDevice:
+        """Signatures of the prompts that end in this step; enqueues, never waits.
+
+        The guard: every row used must hold K hits per token and layer. A block whose row does
+        not is left out of the sum, and its tokens count as uncovered.
+        """
+        device = self.histograms.device
+        fills = np.array([n for end in ends for n in end.fills], np.int32)
+        blocks = np.array([b for end in ends for b in end.blocks], np.int32)
+        offsets = np.cumsum([0, *(len(end.blocks) for end in ends)], dtype=np.int32)
+        staged = torch.from_numpy(np.concatenate([blocks, fills, offsets]))
+        if device.type == "cuda":
+            staged = staged.pin_memory()
+        n = len(blocks)
+        staged = staged.to(device, non_blocking=True)
+        ids, filled, bounds = staged[:n], staged[n : 2 * n], staged[2 * n :]
+        whole = self._guard(ids, filled)
+        counts = kernels.gather_signatures(
+            self.histograms, torch.where(whole, ids, self.layout.blocks), bounds
+        )
+        return GatheredOnDevice(ends, fills, offsets, counts, whole)
+
+    def _guard(self, ids: torch.Tensor, fills: torch.Tensor) -> torch.Tensor:
+        """Whether (bool [N]) block `ids[i]`'s row holds `fills[i]` tokens in every layer."""
+        rows = self.histograms
+        if rows.dtype is torch.uint16:  # torch indexes int16; a count is at most the block size
+            rows = rows.view(torch.int16)
+        hits = rows.index_select(0, ids).sum(dim=2, dtype=torch.int32)
+        return (hits == (fills * self.geometry.top_k)[:, None]).all(dim=1)
+
+
+class GatheredOnDevice:
+    """Counts of some prompts, on their way to the host with the engine's own output copy."""
+
+    def __init__(
+        self,
+        ends: Sequence[PromptEnd],
+        fills: npt.NDArray[np.int32],
+        offsets: npt.NDArray[np.int32],
+        counts: torch.Tensor,
+        whole: torch.Tensor,
+    ) -> None:
+        self._ends = ends
+        self._fills = fills
+        self._offsets = offsets
+        self._counts = counts
+        self._whole = whole
+
+    def enqueue_copy(self) -> None:
+        """Copies to the host on the current stream, without waiting; keeps the originals."""
+        self._host = [tensor.to("cpu", non_blocking=True) for tensor in (self._counts, self._whole)]
+
+    def result(self) -> dict[str, Gathered]:
+        """The signatures by request; the copy must be complete."""
+        counts, whole = (tensor.numpy() for tensor in self._host)
+        found = {}
+        for row, end in enumerate(self._ends):
+            part = slice(self._offsets[row], self._offsets[row + 1])
+            covered = int(self._fills[part][whole[part]].sum())
+            found[end.request] = Gathered(counts[row].astype(np.uint32), covered, end.tokens)
+        return found

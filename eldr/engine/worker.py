@@ -1,0 +1,157 @@
+"""The worker's side of the engine hook, in the process that owns the device."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import torch
+
+from eldr.engine import capture, config, layout
+from eldr.engine.cache import GatheredOnDevice, SignatureCache
+from eldr.engine.decode import DecodeCounters
+from eldr.engine.step import StepMetadata, StepResult
+from eldr.geometry import Geometry
+
+logger = logging.getLogger("vllm.eldr")
+
+
+class WorkerHook:
+    """Called by the model runner after each forward, and for what its output copy carries.
+
+    All tensor-parallel ranks route alike, so rank 0 alone keeps histograms and reports; the
+    others only take part in the capture, which may be a collective.
+    """
+
+    def __init__(
+        self,
+        settings: config.EngineConfig,
+        capture: capture.ExpertCapture,
+        blocks: layout.BlockLayout,
+        reports: bool,
+    ) -> None:
+        self._settings = settings
+        self._capture = capture
+        self._layout = blocks
+        self._reports = reports
+        device = capture.device_buffer.device
+        geometry = capture.geometry
+        keeps, counts = settings.signatures and reports, settings.decode and reports
+        self._cache = SignatureCache(blocks, geometry, device) if keeps else None
+        self._decode = DecodeCounters(geometry, device) if counts else None
+        self._pending: PendingStep | None = None
+
+    @classmethod
+    def create(
+        cls, vllm_config: Any, kv_cache_config: Any, model: torch.nn.Module, device: torch.device
+    ) -> WorkerHook:
+        """Built by the model runner once the KV cache exists, before CUDA graphs are captured."""
+        from vllm.distributed.parallel_state import get_tp_group
+
+        blocks = layout.find(kv_cache_config)
+        bound = capture.bind(model, vllm_config, device)
+        first = get_tp_group().rank_in_group == 0
+        hook = cls(config.read(vllm_config.additional_config), bound, blocks, first)
+        hook._announce(kv_cache_config)
+        return hook
+
+    def after_forward(self, slot_mappings: Any, num_tokens: int, output: Any) -> None:
+        """Accounts for the step that was just enqueued; enqueues device work, never waits.
+
+        Args:
+            slot_mappings: int64 slots [at least num_tokens] per KV cache group.
+            num_tokens: tokens of the step, padding excluded.
+            output: vLLM's SchedulerOutput.
+        """
+        step: StepMetadata | None = output.eldr_metadata
+        self._pending = None
+        if step is None or not self._reports:
+            return
+        topk_ids = self._capture.device_buffer[:num_tokens]
+        gathered = None
+        if self._cache is not None:
+            self._cache.accumulate(topk_ids, slot_mappings[self._layout.group][:num_tokens])
+            gathered = self._cache.gather(step.ends) if step.ends else None
+        counted = self._decode if step.decode else None
+        if counted is not None:
+            counted.count(topk_ids, step)
+        if gathered is not None or counted is not None:
+            self._pending = PendingStep(self._capture.geometry, gathered, counted, step.started)
+
+    def take_pending(self) -> PendingStep | None:
+        """What the step's output copy must carry; None if nothing."""
+        pending, self._pending = self._pending, None
+        return pending
+
+    def info(self) -> dict[str, Any] | None:
+        """What this worker is, as JSON values; None on ranks that do not report."""
+        if not self._reports:
+            return None
+        geometry: Geometry = self._capture.geometry
+        return {
+            "role": self._settings.role,
+            "geometry": {
+                "layers": geometry.layers,
+                "experts": geometry.experts,
+                "top_k": geometry.top_k,
+                "digest": geometry.digest,
+            },
+            "block_size": self._layout.block_size,
+            "histogram_bytes": self._cache.bytes if self._cache is not None else 0,
+        }
+
+    def decode(self) -> dict[str, Any] | None:
+        """Decode counters as JSON values; None if this rank does not count."""
+        return self._decode.snapshot() if self._decode is not None else None
+
+    def _announce(self, kv_cache_config: Any) -> None:
+        if not self._reports:
+            return
+        used = self._cache.bytes if self._cache is not None else 0
+        kv = sum(int(tensor.size) for tensor in kv_cache_config.kv_cache_tensors)
+        logger.info(
+            "ELDR %s worker: %s; %d histograms of %d-token blocks, "
+            "%.1f MiB, %.2f %% of the KV cache",
+            self._settings.role,
+            self._capture.geometry,
+            self._layout.blocks if used else 0,
+            self._layout.block_size,
+            used / 2**20,
+            100 * used / kv if kv else 0.0,
+        )
+
+
+class PendingStep:
+    """One step's results, between the device and the scheduler."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        gathered: GatheredOnDevice | None,
+        counted: DecodeCounters | None,
+        started: float,
+    ) -> None:
+        self._geometry = geometry
+        self._gathered = gathered
+        self._counted = counted
+        self._started = started
+        self._copied: torch.Event | None = None
+
+    def enqueue_copy(self) -> None:
+        """Called on the stream of the output copy; on a device, marks its end."""
+        if self._gathered is not None:
+            self._gathered.enqueue_copy()
+        if torch.accelerator.is_available():
+            self._copied = torch.Event()
+            self._copied.record()
+
+    def result(self) -> StepResult | None:
+        """Called once the copy was waited for, where the sampled tokens are read."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        if self._counted is not None:
+            self._counted.ended(self._started, time.monotonic())
+        if self._gathered is None:
+            return None
+        return StepResult(self._geometry, self._gathered.result())
