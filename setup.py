@@ -53,7 +53,8 @@ def headers() -> list[str]:
 def native_extension() -> list[Extension]:
     """`eldr._native`: plain C API over buffers."""
     files = sources("native")
-    flags = [flag for flag in CXX_FLAGS if flag != "-fopenmp"]
+    # Uncontracted float arithmetic: the NumPy fallback must decide bit-identically.
+    flags = [flag for flag in CXX_FLAGS if flag != "-fopenmp"] + ["-ffp-contract=off"]
     options = {"define_macros": [ABI3], "extra_compile_args": flags, "py_limited_api": True}
     return [Extension("eldr._native", files, depends=headers(), **options)] if files else []
 

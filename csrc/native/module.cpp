@@ -1,0 +1,39 @@
+// eldr._native: the loops of routing that NumPy cannot express, over plain buffers; no torch.
+#include "buffers.h"
+
+namespace {
+
+PyMethodDef methods[] = {
+    {"assign_exact", eldr::assign_exact, METH_VARARGS,
+     "assign_exact(cost f32[N, W], capacity i64[W], prices f64[W], out i32[N]) -> augmentations\n\n"
+     "Cheapest assignment that fills bin w with exactly capacity[w] points; sum(capacity) == N."},
+    {"assign_prices", eldr::assign_prices, METH_VARARGS,
+     "assign_prices(cost f32[N, W], capacity i64[W], prices f64[W], rounds, step) -> overfull\n\n"
+     "Improves bin prices by dual ascent, in place; returns the points above capacity."},
+    {"activation", eldr::activation, METH_VARARGS,
+     "activation(counts u32[n], scale, prior f32[n], out i16[n])\n\n"
+     "out = min(trunc(counts * scale + prior), 32767), in float32 without contraction."},
+    {"dots", eldr::dots, METH_VARARGS,
+     "dots(x i16[n], rows u8[W, n], out i64[W])\n\nExact integer dot products with every row."},
+    {"shift", eldr::shift, METH_VARARGS,
+     "shift(load i32[n], x i16[n], sign, cost u16[32768], survival u8[m], out u8[n]) -> sum\n\n"
+     "load += sign * cost[x]; out = survival[min(load, m - 1)]; returns sum(out)."},
+    // The decode pool of eldr.simulation; its typed face is eldr/simulation/native.py.
+    {"simulate_new", eldr::simulate_new, METH_VARARGS, "A decode pool over a trace's arrays."},
+    {"simulate_add", eldr::simulate_add, METH_VARARGS, "(pool, now) -> index of a new worker"},
+    {"simulate_submit", eldr::simulate_submit, METH_VARARGS,
+     "(pool, worker, id, row, steps, context, ready)"},
+    {"simulate_advance", eldr::simulate_advance, METH_VARARGS,
+     "(pool, until) -> [(time, worker, id)] of the requests that ended, in order"},
+    {"simulate_fail", eldr::simulate_fail, METH_VARARGS, "(pool, worker) -> (running, waiting)"},
+    {"simulate_totals", eldr::simulate_totals, METH_VARARGS,
+     "(pool, worker, scalar f64[8], distinct f64[L], use f64[L * E] or [0])"},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "eldr._native",
+                          "Native loops of eldr.routing over plain buffers.", -1, methods,
+                          nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__native() { return PyModule_Create(&definition); }

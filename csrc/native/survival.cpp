@@ -1,0 +1,125 @@
+// The decision loops: activation probabilities, integer dot products, survival updates.
+//
+// All arithmetic is integer, or float32 in a fixed order (this file must be compiled with
+// -ffp-contract=off), so that the NumPy fallback makes bit-identical decisions.
+#include "buffers.h"
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define ELDR_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define ELDR_CLONES
+#endif
+
+namespace {
+
+constexpr int64_t kBlock = 1024;  // 64 cells a lane x 32767 x 255 < 2^32
+constexpr float kTop = 32767.0f;
+
+ELDR_CLONES void activation_loop(const uint32_t* counts, float scale, const float* prior,
+                                 int64_t n, int16_t* out) {
+  for (int64_t i = 0; i < n; ++i) {
+    // Counts stay below 2^31 (checked when a signature is decoded): the signed conversion is one
+    // instruction, the unsigned one is not.
+    float v = static_cast<float>(static_cast<int32_t>(counts[i])) * scale + prior[i];
+    v = v < kTop ? v : kTop;
+    out[i] = static_cast<int16_t>(static_cast<int32_t>(v));
+  }
+}
+
+ELDR_CLONES int64_t dot(const int16_t* x, const uint8_t* row, int64_t n) {
+  int64_t total = 0;
+  for (int64_t start = 0; start < n; start += kBlock) {
+    const int64_t stop = start + kBlock < n ? start + kBlock : n;
+    uint32_t part[16] = {};
+    int64_t i = start;
+    for (; i + 16 <= stop; i += 16)
+      for (int k = 0; k < 16; ++k)
+        part[k] += static_cast<uint32_t>(static_cast<int32_t>(x[i + k]) * row[i + k]);
+    for (int k = 0; i < stop; ++i, ++k)
+      part[k] += static_cast<uint32_t>(static_cast<int32_t>(x[i]) * row[i]);
+    for (int k = 0; k < 16; ++k) total += part[k];
+  }
+  return total;
+}
+
+ELDR_CLONES int64_t shift_loop(int32_t* load, const int16_t* x, int32_t sign,
+                               const uint16_t* cost, const uint8_t* survival, int32_t last,
+                               int64_t n, uint8_t* out) {
+  int64_t total = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const int32_t next = load[i] + sign * cost[x[i]];
+    load[i] = next;
+    const uint8_t value = survival[next < last ? (next < 0 ? 0 : next) : last];
+    out[i] = value;
+    total += value;
+  }
+  return total;
+}
+
+}  // namespace
+
+namespace eldr {
+
+PyObject* activation(PyObject*, PyObject* args) {
+  PyObject *counts_o, *prior_o, *out_o;
+  double scale;
+  if (!PyArg_ParseTuple(args, "OdOO", &counts_o, &scale, &prior_o, &out_o)) return nullptr;
+  View<uint32_t> counts(counts_o, "counts");
+  if (!counts.ok()) return nullptr;
+  View<float> prior(prior_o, "prior");
+  if (!prior.ok()) return nullptr;
+  View<int16_t, true> out(out_o, "out");
+  if (!out.ok() || !same_size("prior", prior.size(), counts.size()) ||
+      !same_size("out", out.size(), counts.size()))
+    return nullptr;
+  activation_loop(counts.data(), static_cast<float>(scale), prior.data(), counts.size(),
+                  out.data());
+  Py_RETURN_NONE;
+}
+
+PyObject* dots(PyObject*, PyObject* args) {
+  PyObject *x_o, *rows_o, *out_o;
+  if (!PyArg_ParseTuple(args, "OOO", &x_o, &rows_o, &out_o)) return nullptr;
+  View<int16_t> x(x_o, "x");
+  if (!x.ok()) return nullptr;
+  View<uint8_t> rows(rows_o, "rows");
+  if (!rows.ok()) return nullptr;
+  View<int64_t, true> out(out_o, "out");
+  if (!out.ok() || !same_size("rows", rows.size(), out.size() * x.size())) return nullptr;
+  for (int64_t w = 0; w < out.size(); ++w)
+    out.data()[w] = dot(x.data(), rows.data() + w * x.size(), x.size());
+  Py_RETURN_NONE;
+}
+
+PyObject* shift(PyObject*, PyObject* args) {
+  PyObject *load_o, *x_o, *cost_o, *survival_o, *out_o;
+  int sign;
+  if (!PyArg_ParseTuple(args, "OOiOOO", &load_o, &x_o, &sign, &cost_o, &survival_o, &out_o))
+    return nullptr;
+  View<int32_t, true> load(load_o, "load");
+  if (!load.ok()) return nullptr;
+  View<int16_t> x(x_o, "x");
+  if (!x.ok()) return nullptr;
+  View<uint16_t> cost(cost_o, "cost");
+  if (!cost.ok()) return nullptr;
+  View<uint8_t> survival(survival_o, "survival");
+  if (!survival.ok()) return nullptr;
+  View<uint8_t, true> out(out_o, "out");
+  if (!out.ok() || !same_size("x", x.size(), load.size()) ||
+      !same_size("out", out.size(), load.size()) || !same_size("cost", cost.size(), 32768))
+    return nullptr;
+  if (survival.size() < 1 || (sign != 1 && sign != -1)) {
+    PyErr_SetString(PyExc_ValueError, "shift: sign must be 1 or -1 and survival not empty");
+    return nullptr;
+  }
+  for (int64_t i = 0; i < x.size(); ++i)
+    if (x.data()[i] < 0) {
+      PyErr_SetString(PyExc_ValueError, "shift: x must not be negative");
+      return nullptr;
+    }
+  return PyLong_FromLongLong(shift_loop(load.data(), x.data(), sign, cost.data(), survival.data(),
+                                        static_cast<int32_t>(survival.size() - 1), load.size(),
+                                        out.data()));
+}
+
+}  // namespace eldr

@@ -1,0 +1,104 @@
+"""Fixed-point tables and loops of the expert load, native or NumPy, bit-identical in result.
+
+Formats (all exact integers, so that removal restores a state and every backend decides alike):
+
+* activation `x`, int16: x = p * 2^15, p the chance that one decode token uses the expert;
+* cost, uint16: cost[x] = round(-log(1 - x / 2^15) * 2^13), at most 65535 (p = 0.9997);
+* load, int32: sum of the costs of a worker's running requests = -log survival * 2^13;
+* survival, uint8: survival[load] = round(255 * exp(-load / 2^13)), 0 beyond the table.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+P_ONE = 1 << 15
+LOG_ONE = 1 << 13
+SURVIVAL_ONE = 255
+
+I16 = npt.NDArray[np.int16]
+U8 = npt.NDArray[np.uint8]
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+F32 = npt.NDArray[np.float32]
+
+
+def _cost_table() -> npt.NDArray[np.uint16]:
+    x = np.arange(P_ONE, dtype=np.float64)
+    table: npt.NDArray[np.uint16] = np.minimum(
+        np.rint(-np.log1p(-x / P_ONE) * LOG_ONE), 65535
+    ).astype(np.uint16)
+    return table
+
+
+def _survival_table() -> U8:
+    last = int(np.ceil(np.log(2 * SURVIVAL_ONE) * LOG_ONE)) + 1
+    u = np.arange(last + 1, dtype=np.float64)
+    table: U8 = np.rint(SURVIVAL_ONE * np.exp(-u / LOG_ONE)).astype(np.uint8)
+    return table
+
+
+COST = _cost_table()
+SURVIVAL = _survival_table()
+
+
+def _load_native() -> ModuleType | None:
+    try:
+        return importlib.import_module("eldr._native")
+    except ImportError:
+        return None
+
+
+native: ModuleType | None = _load_native()
+
+
+def activation(counts: npt.NDArray[np.uint32], scale: float, prior: F32, out: I16) -> None:
+    """out[i] = min(trunc(counts[i] * scale + prior[i]), 2^15 - 1), float32 arithmetic.
+
+    Args:
+        counts: uint32 [n], contiguous.
+        scale: 2^15 * weight of the counts.
+        prior: float32 [n], 2^15 * prior part + 0.5 (so that truncation rounds).
+        out: int16 [n], written.
+    """
+    if native is not None:
+        native.activation(counts, scale, prior, out)
+        return
+    value = counts.astype(np.int32).astype(np.float32) * np.float32(scale) + prior
+    out[:] = np.minimum(value, np.float32(P_ONE - 1)).astype(np.int16)
+
+
+def dots(x: I16, rows: U8) -> I64:
+    """Exact dot products int64 [W] of x int16 [n] with every row of uint8 [W, n]."""
+    out = np.empty(len(rows), np.int64)
+    if native is not None:
+        native.dots(x, rows, out)
+        return out
+    # Products stay below 2^23 and rows below 2^20 cells: float64 sums are exact.
+    for start in range(0, len(rows), 64):
+        part = rows[start : start + 64].astype(np.float64) @ x.astype(np.float64)
+        out[start : start + 64] = part.astype(np.int64)
+    return out
+
+
+def shift(load: I32, x: I16, sign: int, out: U8) -> int:
+    """Adds (sign 1) or removes (-1) one request: load += sign * COST[x]; out = survival of load.
+
+    Returns:
+        The sum of `out`: 255 * (experts expected not to be read).
+    """
+    if native is not None:
+        return int(native.shift(load, x, sign, COST, SURVIVAL, out))
+    load += np.int32(sign) * COST[x].astype(np.int32)
+    out[:] = SURVIVAL[np.clip(load, 0, len(SURVIVAL) - 1)]
+    return int(out.sum(dtype=np.int64))
+
+
+def describe() -> dict[str, Any]:
+    """Which implementation runs, for logs and benchmarks."""
+    return {"native": native is not None}

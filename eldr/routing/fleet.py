@@ -1,0 +1,295 @@
+"""The fleet: the one owner of running requests, on which worker each runs and what that costs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from eldr.geometry import Geometry
+from eldr.routing.activation import ActivationModel, Shrinkage
+from eldr.routing.decision import Choice, Context, Decision, Slots
+from eldr.routing.expert_load import ExpertLoad
+from eldr.routing.fixed import I16
+from eldr.routing.policies.base import Policy
+from eldr.routing.request import Reason, RouteRequest
+from eldr.routing.worker import Worker, WorkerTable
+
+_MASK = (1 << 64) - 1
+
+
+class NoWorkerError(RuntimeError):
+    """No decode worker can take the request: none joined, all draining, or all excluded."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Running:
+    slot: int
+    kv_tokens: int
+    activation: I16 | None
+
+
+class Fleet:
+    """Workers, running requests and a policy; `reserve` chooses and commits in one step.
+
+    Thread-safe. Without a geometry, or for requests without a usable signature, every policy
+    decides on load alone and the decision says why.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        workers: Iterable[Worker] = (),
+        *,
+        geometry: Geometry | None = None,
+        shrinkage: Shrinkage | None = None,
+        min_coverage: float = 0.5,
+        seed: int = 0,
+    ) -> None:
+        if not 0.0 <= min_coverage <= 1.0:
+            raise ValueError(f"fleet: min_coverage must be in [0, 1], got {min_coverage}")
+        self.policy = policy
+        self.min_coverage = min_coverage
+        self.activations: ActivationModel | None = None
+        self._geometry: Geometry | None = None
+        self._table = WorkerTable(None)
+        self._slots: dict[str, int] = {}
+        self._running: dict[str, _Running] = {}
+        self._candidates: Slots = np.zeros(0, np.intp)
+        self._seed, self._sequence = seed, 0
+        self._lock = threading.RLock()
+        if geometry is not None:
+            self.set_geometry(geometry, shrinkage)
+        for worker in workers:
+            self.join(worker)
+
+    # Membership
+
+    @property
+    def geometry(self) -> Geometry | None:
+        """The geometry that signatures must have, None = not known yet."""
+        return self._geometry
+
+    def set_geometry(self, geometry: Geometry, shrinkage: Shrinkage | None = None) -> None:
+        """Starts tracking expert load; needs a fleet whose running requests carry none.
+
+        Raises:
+            ValueError: the fleet already has another geometry.
+        """
+        with self._lock:
+            if self._geometry == geometry:
+                return
+            if self._geometry is not None:
+                raise ValueError(f"fleet: geometry is {self._geometry}, not {geometry}")
+            self._geometry = geometry
+            self.activations = ActivationModel(geometry, shrinkage)
+            self._table.experts = ExpertLoad(geometry.cells)
+            self._table.experts.resize(len(self._table.workers))
+
+    def join(self, worker: Worker) -> None:
+        """Adds a worker, which takes requests at once.
+
+        Raises:
+            ValueError: the name is in the fleet already.
+        """
+        with self._lock:
+            if worker.name in self._slots:
+                raise ValueError(f"fleet: worker {worker.name!r} is in the fleet already")
+            self._slots[worker.name] = self._table.put(worker)
+            self._changed()
+
+    def drain(self, name: str, draining: bool = True) -> None:
+        """Stops (or with draining=False resumes) giving a worker new requests.
+
+        Raises:
+            KeyError: no such worker.
+        """
+        with self._lock:
+            self._table.open[self._slot(name)] = not draining
+            self._changed()
+
+    def leave(self, name: str) -> tuple[str, ...]:
+        """Removes a worker at once and returns the ids of the requests that ran on it.
+
+        Those reservations end here; releasing them later is a counted no-op.
+
+        Raises:
+            KeyError: no such worker.
+        """
+        with self._lock:
+            slot = self._slot(name)
+            lost = tuple(i for i, running in self._running.items() if running.slot == slot)
+            for request_id in lost:
+                self.release(request_id)
+            del self._slots[name]
+            self._table.drop(slot)
+            self._changed()
+            return lost
+
+    def _slot(self, name: str) -> int:
+        if name not in self._slots:
+            raise KeyError(f"fleet: no worker {name!r}; there are {sorted(self._slots)}")
+        return self._slots[name]
+
+    def _changed(self) -> None:
+        self._candidates = np.flatnonzero(self._table.open)
+
+    # Reservations
+
+    def reserve(self, request: RouteRequest, exclude: Collection[str] = ()) -> Decision:
+        """Chooses a worker with the policy and commits the choice, atomically.
+
+        Args:
+            request: the request; its id must not be running.
+            exclude: names of workers not to use, e.g. those that just failed this request.
+
+        Raises:
+            NoWorkerError: no worker is open and not excluded.
+            ValueError: the id is running already.
+        """
+        with self._lock:
+            if request.id in self._running:
+                raise ValueError(f"fleet: request {request.id!r} is reserved already")
+            candidates = self._allowed(exclude)
+            activation, reason = self._activation(request)
+            context = Context(request, self._table, candidates, activation, reason, self._draw())
+            choice = self.policy.choose(context)
+            self._commit(request, choice, activation)
+            worker = self._table.workers[choice.slot]
+            assert worker is not None  # candidates hold workers only
+            return Decision(
+                request.id, worker, self.policy.name, choice, candidates, self._table.names
+            )
+
+    def release(self, request_id: str) -> bool:
+        """Ends a reservation; True exactly once per reservation, False when there is none."""
+        with self._lock:
+            running = self._running.pop(request_id, None)
+            if running is None:
+                return False
+            table = self._table
+            table.requests[running.slot] -= 1
+            table.kv_tokens[running.slot] -= running.kv_tokens
+            if running.activation is not None and table.experts is not None:
+                table.experts.remove(running.slot, running.activation)
+            return True
+
+    def _allowed(self, exclude: Collection[str]) -> Slots:
+        candidates = self._candidates
+        if exclude:
+            names = self._table.names
+            candidates = candidates[[names[slot] not in exclude for slot in candidates]]
+        if len(candidates) == 0:
+            raise NoWorkerError(
+                f"no decode worker for a request: {len(self._slots)} in the fleet, "
+                f"{len(self._candidates)} open, {len(exclude)} excluded"
+            )
+        return candidates
+
+    def _activation(self, request: RouteRequest) -> tuple[I16 | None, Reason | None]:
+        signature = request.signature
+        if signature is None:
+            return None, request.problem or Reason.NO_SIGNATURE
+        geometry, model = self._geometry, self.activations
+        if geometry is None or model is None:
+            return None, Reason.GEOMETRY
+        if signature.counts.shape != (geometry.layers, geometry.experts):
+            return None, Reason.GEOMETRY
+        if signature.coverage < self.min_coverage:
+            return None, Reason.LOW_COVERAGE
+        if signature.tokens < 1 or signature.coverage <= 0 or not signature.counts.any():
+            return None, Reason.EMPTY
+        return model.activation(signature), None
+
+    def _commit(self, request: RouteRequest, choice: Choice, activation: I16 | None) -> None:
+        table, slot = self._table, choice.slot
+        table.requests[slot] += 1
+        table.kv_tokens[slot] += request.kv_tokens
+        table.turns[slot] += 1.0 / table.weight[slot]
+        if activation is not None and table.experts is not None:
+            table.experts.add(slot, activation)
+            if self.activations is not None and request.signature is not None:
+                self.activations.observe(request.signature)
+        self._running[request.id] = _Running(slot, request.kv_tokens, activation)
+
+    def _draw(self) -> int:
+        """64 pseudo-random bits per decision (splitmix64 of seed and sequence number)."""
+        self._sequence += 1
+        z = (self._seed * 0xD1342543DE82EF95 + self._sequence * 0x9E3779B97F4A7C15) & _MASK
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        return z ^ (z >> 31)
+
+    # Reading
+
+    def __len__(self) -> int:
+        """Workers in the fleet, draining ones included."""
+        return len(self._slots)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the workers, in slot order."""
+        return tuple(name for name in self._table.names if name)
+
+    @property
+    def running(self) -> int:
+        """Reservations that were not released."""
+        return len(self._running)
+
+    def status(self) -> list[dict[str, object]]:
+        """One row per worker: name, url, rank, weight, draining, requests, kv_tokens, experts.
+
+        `experts` is the expected number of distinct experts per step, summed over layers; None
+        when expert load is not tracked.
+        """
+        with self._lock:
+            table = self._table
+            distinct = None if table.experts is None else table.experts.distinct()
+            return [
+                {
+                    "name": worker.name,
+                    "url": worker.url,
+                    "rank": worker.rank,
+                    "weight": worker.weight,
+                    "draining": not bool(table.open[slot]),
+                    "requests": int(table.requests[slot]),
+                    "kv_tokens": int(table.kv_tokens[slot]),
+                    "experts": None if distinct is None else float(distinct[slot]),
+                }
+                for slot, worker in enumerate(table.workers)
+                if worker is not None
+            ]
+
+    def check_integrity(self) -> None:
+        """Recomputes every counter from the running requests.
+
+        Raises:
+            AssertionError: a counter or a survival row differs; the message names it.
+        """
+        with self._lock:
+            table = self._table
+            fresh = None if table.experts is None else ExpertLoad(table.experts.cells)
+            requests, kv = np.zeros_like(table.requests), np.zeros_like(table.kv_tokens)
+            if fresh is not None:
+                fresh.resize(len(requests))
+            for running in self._running.values():
+                requests[running.slot] += 1
+                kv[running.slot] += running.kv_tokens
+                if running.activation is not None and fresh is not None:
+                    fresh.add(running.slot, running.activation)
+            _same("requests", table.requests, requests)
+            _same("kv_tokens", table.kv_tokens, kv)
+            if fresh is not None and table.experts is not None:
+                for name in ("load", "survival", "idle"):
+                    _same(name, getattr(table.experts, name), getattr(fresh, name))
+            members = {worker.name: s for s, worker in enumerate(table.workers) if worker}
+            if members != self._slots:
+                raise AssertionError(f"fleet: names {self._slots} but slots hold {members}")
+
+
+def _same(name: str, actual: np.ndarray, expected: np.ndarray) -> None:
+    if not np.array_equal(actual, expected):
+        where = np.argwhere(actual != expected)[0].tolist()
+        raise AssertionError(f"fleet: {name}{where} differs from the running requests' sum")

@@ -1,0 +1,42 @@
+"""The interface of a policy, and the least-requests rule that every policy falls back to."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from eldr.routing.decision import Choice, Context, Slots
+from eldr.routing.request import Reason
+
+
+class Policy(ABC):
+    """Picks a slot for a request. `choose` is pure: the fleet commits what it answers."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def choose(self, context: Context) -> Choice:
+        """The choice for this context; its slot is one of the context's candidates."""
+
+
+def relative_load(context: Context, slots: Slots) -> npt.NDArray[np.float64]:
+    """Running requests per unit of weight of these slots, float64."""
+    table = context.table
+    return table.requests[slots] / table.weight[slots]
+
+
+def least(context: Context, slots: Slots, load: npt.NDArray[np.float64]) -> int:
+    """The slot of least load; the context's draw breaks ties."""
+    ties = np.flatnonzero(load == load.min())
+    return int(slots[ties[context.draw % len(ties)]])
+
+
+def least_requests(context: Context, reason: Reason | None = None) -> Choice:
+    """Joins the shortest queue, by running requests per weight."""
+    load = relative_load(context, context.candidates)
+    slot = least(context, context.candidates, load)
+    branch = "least_requests" if reason is None else "fallback"
+    return Choice(slot, branch, reason, scores=load)
