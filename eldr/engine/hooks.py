@@ -35,6 +35,6 @@ def worker(vllm_config: Any, kv_cache_config: Any, model: Any, device: Any) -> W
 
 def routes(args: Any, app: Any) -> None:
     """Adds the worker routes to vLLM's API server."""
-    from eldr.engine import http
+    from eldr.engine import routes as worker_routes
 
-    http.attach(app, args)
+    worker_routes.attach(app)

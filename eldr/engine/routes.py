@@ -1,0 +1,71 @@
+"""The worker routes, in vLLM's own API server: `GET /eldr/info` and `GET /eldr/decode`.
+
+Both ask the engine's worker through the engine client, between two steps, so they answer while
+the engine generates. With data parallelism inside one API server vLLM returns the first
+engine's answer; give each rank its own server (external load balancing) to see them all.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, HTTPException, Request
+
+WIRE_VERSION = 1
+_TIMEOUT_S = 60.0
+router = APIRouter(prefix="/eldr", tags=["eldr"])
+
+
+def attach(app: FastAPI) -> None:
+    """Adds the routes to vLLM's FastAPI application."""
+    app.include_router(router)
+
+
+@router.get("/info")
+async def info(request: Request) -> dict[str, Any]:
+    """What this worker is: role, model, versions and geometry."""
+    state = request.app.state
+    if (known := getattr(state, "eldr_info", None)) is None:
+        found = await _ask(request, "info")
+        known = {"v": WIRE_VERSION, "model": state.args.model, **_versions(), **found}
+        state.eldr_info = known  # nothing in it changes while the engine lives
+    answer: dict[str, Any] = known
+    return answer
+
+
+@router.get("/decode")
+async def decode(request: Request) -> dict[str, Any]:
+    """Cumulative counters over decode steps; 404 on a worker that does not count them."""
+    return await _ask(request, "decode")
+
+
+async def _ask(request: Request, method: str) -> dict[str, Any]:
+    client = getattr(request.app.state, "engine_client", None)
+    if client is None:
+        raise HTTPException(503, "ELDR: this server has no engine")
+    answers = await client.collective_rpc("eldr", timeout=_TIMEOUT_S, args=(method,))
+    found: dict[str, Any] | None = next((a for a in answers if a is not None), None)
+    if found is None:
+        raise HTTPException(
+            404, f"ELDR: this worker's role has no {method!r}; see /eldr/info for its role"
+        )
+    return found
+
+
+def _versions() -> dict[str, Any]:
+    """Versions of vLLM and eldr, and the patch series recorded beside vLLM (or null)."""
+    import vllm
+
+    spec = find_spec("vllm")
+    folder = Path(next(iter(spec.submodule_search_locations or ()), "")) if spec else Path()
+    record = folder / "_eldr_patches.json"
+    series = json.loads(record.read_text()).get("series") if record.is_file() else None
+    try:
+        own = version("eldr")
+    except PackageNotFoundError:
+        own = None
+    return {"vllm": vllm.__version__, "eldr": own, "series": series}
