@@ -1,7 +1,8 @@
 """Builds the native libraries; metadata is in pyproject.toml.
 
 `eldr._C` holds the torch ops (stable ABI: one binary for every Python >= 3.11 and torch >= 2.13).
-It is built when torch is installed, and gets CUDA kernels when nvcc is found. `eldr._native` needs Python only.
+It is built when torch is installed, and gets CUDA kernels when nvcc is found.
+`eldr._native` needs Python only.
 
 Environment:
     ELDR_SKIP_EXT=1       build neither: NumPy and plain torch serve.

@@ -35,11 +35,41 @@ void gather_signatures(Tensor histograms, Tensor block_ids, Tensor offsets, Tens
   eldr_cpu_gather(&a);
 }
 
+void score(Tensor counts, Tensor vectors, OptionalTensor prior, OptionalTensor squares, OptionalTensor tokens, double shrinkage,
+           Tensor scores) {
+  check_tensor("counts", counts, ScalarType::Int, {-1, -1, -1});
+  const int64_t requests = counts.size(0), cells = counts.size(1) * counts.size(2);
+  const eldr_score_args a = score_args(vectors, prior, squares, tokens, shrinkage, requests, cells, scores);
+  eldr_cpu_score(static_cast<const int32_t*>(counts.const_data_ptr()), as_int("requests", requests), cells, &a);
+}
+
+void assign(Tensor scores, int64_t rule, std::vector<double> coefficients, Tensor cost, OptionalTensor request_kv, Tensor load,
+            OptionalTensor state, Tensor chosen) {
+  check_tensor("scores", scores, ScalarType::Float, {-1, -1});
+  const int64_t requests = scores.size(0), workers = scores.size(1);
+  STD_TORCH_CHECK(rule != ELDR_RULE_NONE && workers > 0, "rule: 0 assigns nothing, or no worker");
+  const eldr_assign_args a = assign_args(rule, coefficients, requests, workers, cost, request_kv, load, state, chosen);
+  eldr_cpu_assign(static_cast<const float*>(scores.const_data_ptr()), as_int("requests", requests), as_int("workers", workers), &a);
+}
+
+void decide(Tensor histograms, Tensor block_ids, Tensor offsets, Tensor vectors, OptionalTensor prior, OptionalTensor squares,
+            OptionalTensor tokens, double shrinkage, int64_t rule, std::vector<double> coefficients, OptionalTensor cost,
+            OptionalTensor request_kv, Tensor scores, OptionalTensor counts, OptionalTensor load, OptionalTensor state,
+            OptionalTensor chosen) {
+  const eldr_decide_args a = decide_args(histograms, block_ids, offsets, vectors, prior, squares, tokens, shrinkage, rule, coefficients,
+                                         cost, request_kv, scores, counts, load, state, chosen);
+  check_blocks(a.gather, count_limit(histograms));
+  eldr_cpu_decide(&a);
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(eldr, CPU, m) {
   m.impl("accumulate_hits", TORCH_BOX(&accumulate_hits));
   m.impl("gather_signatures", TORCH_BOX(&gather_signatures));
+  m.impl("score", TORCH_BOX(&score));
+  m.impl("assign", TORCH_BOX(&assign));
+  m.impl("decide", TORCH_BOX(&decide));
 }
 
 }  // namespace eldr

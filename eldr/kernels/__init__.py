@@ -9,11 +9,38 @@ allocates, are deterministic, never synchronise on a device, and may be captured
 from __future__ import annotations
 
 from eldr.kernels.accumulate import accumulate_hits, accumulate_hits_ref
+from eldr.kernels.assign import (
+    CLOSED,
+    LeastLoad,
+    LocalityBand,
+    MarginalCost,
+    Rule,
+    assign,
+    assign_ref,
+)
+from eldr.kernels.decide import Assignment, Decision, decide, decide_ref
 from eldr.kernels.gather import gather_signatures, gather_signatures_ref
+from eldr.kernels.score import Centroids, Scorer, Survival, score, score_ref
 
 __all__ = [
+    "CLOSED",
+    "Assignment",
+    "Centroids",
+    "Decision",
+    "LeastLoad",
+    "LocalityBand",
+    "MarginalCost",
+    "Rule",
+    "Scorer",
+    "Survival",
     "accumulate_hits",
     "accumulate_hits_ref",
+    "assign",
+    "assign_ref",
+    "decide",
+    "decide_ref",
     "gather_signatures",
     "gather_signatures_ref",
+    "score",
+    "score_ref",
 ]

@@ -1,7 +1,7 @@
 """Argument checks of the launchers.
 
-Every error names the argument, its value and what was expected. They read shapes, dtypes and devices only; data is read on CPU tensors alone, where that costs no
-synchronisation.
+Every error names the argument, its value and what was expected. Shapes, dtypes and devices are
+read everywhere, data on CPU tensors alone, where that costs no synchronisation.
 """
 
 from __future__ import annotations
