@@ -215,8 +215,8 @@ def _check_signatures(config: DemoConfig, console: Console) -> tuple[int, int]:
     reference = config.out / "reference-vllm.npz"
     _run(
         [
-            *(sys.executable, "-m", "eldr.engine.reference", "--model", str(MODEL_DIR)),
-            *(*_prompts("reference"), "-o", str(reference)),
+            *(sys.executable, "-m", "eldr.engine.reference", str(MODEL_DIR)),
+            *(str(PROMPT_DIR / "reference.jsonl"), str(reference)),
         ],
         ENGINE_ENV,
     )

@@ -31,7 +31,7 @@ async def info(request: Request) -> dict[str, Any]:
     state = request.app.state
     if (known := getattr(state, "eldr_info", None)) is None:
         found = await _ask(request, "info")
-        known = {"v": WIRE_VERSION, "model": state.args.model, **_versions(), **found}
+        known = {"v": WIRE_VERSION, "model": _served_name(state), **_versions(), **found}
         state.eldr_info = known  # nothing in it changes while the engine lives
     answer: dict[str, Any] = known
     return answer
@@ -41,6 +41,12 @@ async def info(request: Request) -> dict[str, Any]:
 async def decode(request: Request) -> dict[str, Any]:
     """Cumulative counters over decode steps; 404 on a worker that does not count them."""
     return await _ask(request, "decode")
+
+
+def _served_name(state: Any) -> str:
+    """The name under which requests reach the model, which need not be its path."""
+    names = state.args.served_model_name or [state.args.model]
+    return str(names[0])
 
 
 async def _ask(request: Request, method: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The whole chain in real processes: vLLM prefill and decode workers over NIXL behind the router."""
+"""The whole chain in real processes: vLLM prefill and decode workers, NIXL, and the router."""
 
 from __future__ import annotations
 
