@@ -9,14 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from eldr.cli import DONE, NO
-from eldr.engine.patching import change, pin, series, target
+from eldr.cli import DONE, NO, patch_maintain
+from eldr.cli.patch_text import Answer, hunk_data, hunk_text
+from eldr.engine.patching import change, series, target
 from eldr.engine.patching.errors import PatchError
-from eldr.engine.patching.place import Placement
 from eldr.engine.patching.series import Series
 from eldr.engine.patching.state import PARTIAL, PATCHED, PRISTINE, SOUND, Survey, survey
-
-Answer = tuple[int, dict[str, Any], str]  # exit code, JSON object, text for people
 
 _EPILOG = """\
 The target is the vLLM that this Python would import, or --target: a site-packages folder, a
@@ -33,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    def add(name: str, help: str, *, targeted: bool = True) -> argparse.ArgumentParser:
+    def add(name: str, help: str, targeted: bool = True) -> argparse.ArgumentParser:
         sub = actions.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
         sub.add_argument("--json", action="store_true", help="print one JSON object on stdout")
         sub.add_argument("--patches", type=Path, metavar="DIR", help="another series directory")
@@ -52,8 +50,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("verify", "say whether the tree holds exactly this series, file by file")
     revert = add("revert", "restore the original files")
     revert.add_argument("--if-needed", action="store_true", help="exit 0 when it is not patched")
-    add("list", "show the series", targeted=False)
-    add("pin", "recompute the hashes in UPSTREAM.toml from an unmodified tree (maintainers)")
+    add("list", "show the series", False)
+    patch_maintain.configure(add)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _load(args: argparse.Namespace, *, pinned: bool = True) -> Series:
-    return series.load(args.patches, pinned=pinned)
+def _load(args: argparse.Namespace) -> Series:
+    return series.load(args.patches)
 
 
 def _check(args: argparse.Namespace) -> Answer:
@@ -79,8 +77,8 @@ def _check(args: argparse.Namespace) -> Answer:
     found, placements = change.check(loaded, target.locate(loaded.upstream, args.target))
     fits = found.state in SOUND or found.state == PARTIAL
     fits = fits and found.version_fits and not any(p.problem for p in placements)
-    data = _tree(found) | {"fits": fits, "hunks": [_placement(p) for p in placements]}
-    lines = [_placement_text(p) for p in placements]
+    data = _tree(found) | {"fits": fits, "hunks": [hunk_data(p) for p in placements]}
+    lines = [hunk_text(p) for p in placements]
     lines += [f"{file.path}: {file.state}" for file in found.obstacles()]
     if not found.version_fits:
         lines.append(f"the series is for {loaded.upstream.name} {loaded.upstream.version}")
@@ -170,13 +168,6 @@ def _list(args: argparse.Namespace) -> Answer:
     return DONE, data | {"series": loaded.digest, "patches": rows}, "\n".join(lines)
 
 
-def _pin(args: argparse.Namespace) -> Answer:
-    loaded = _load(args, pinned=False)
-    changed = pin.pin(loaded, target.locate(loaded.upstream, args.target))
-    text = f"{loaded.directory}: hashes {'rewritten' if changed else 'were right already'}"
-    return DONE, {"changed": changed}, text
-
-
 def _tree(found: Survey) -> dict[str, Any]:
     record = found.record
     return {
@@ -190,36 +181,11 @@ def _tree(found: Survey) -> dict[str, Any]:
     }
 
 
-def _placement(p: Placement) -> dict[str, Any]:
-    data: dict[str, Any] = {
-        "patch": p.patch,
-        "file": p.path,
-        "hunk": p.number,
-        "verdict": p.verdict,
-        "line": p.line,
-        "offset": p.offset,
-    }
-    if p.problem:
-        data |= {"problem": p.problem, "expected": list(p.expected), "found": list(p.found)}
-    return data
-
-
-def _placement_text(p: Placement) -> str:
-    head = f"{p.patch}  {p.path} hunk {p.number} at line {p.line}: {p.verdict}"
-    if p.verdict == "offset":
-        return f"{head} ({p.offset:+d} lines)"
-    if not p.problem:
-        return head
-    expected = "".join(f"      expected | {line}" for line in p.expected)
-    found = "".join(f"      found    | {line}" for line in p.found)
-    return f"{head}: {p.problem}\n{expected}{found}".rstrip("\n")
-
-
 _ACTIONS: dict[str, Callable[[argparse.Namespace], Answer]] = {
     "check": _check,
     "apply": _apply,
     "verify": _verify,
     "revert": _revert,
     "list": _list,
-    "pin": _pin,
+    **patch_maintain.ACTIONS,
 }

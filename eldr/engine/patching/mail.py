@@ -31,12 +31,16 @@ _NO_NEWLINE = "\\ No newline at end of file"
 
 @dataclass(frozen=True, slots=True)
 class Hunk:
-    """One change: `old` lines (with endings) at 1-based `old_start` become `new` at `new_start`."""
+    """One change: `old` lines (with endings) at 1-based `old_start` become `new` at `new_start`.
+
+    `trailing` counts the context lines at the end; none means that the hunk ends the file.
+    """
 
     old_start: int
     new_start: int
     old: tuple[str, ...]
     new: tuple[str, ...]
+    trailing: int
     added: int
     removed: int
     heading: str
@@ -190,7 +194,7 @@ def _hunk(cursor: _Lines) -> Hunk:
     if match is None:
         raise cursor.error("malformed hunk header")
     want_old, want_new = (int(match[i]) if match[i] is not None else 1 for i in (2, 4))
-    old, new, added, removed = list[str](), list[str](), 0, 0
+    old, new, signs = list[str](), list[str](), ""
     while len(old) < want_old or len(new) < want_new:
         line = cursor.take()
         sign, rest = line[0], line[1:]
@@ -199,13 +203,13 @@ def _hunk(cursor: _Lines) -> Hunk:
         if cursor.peek().startswith(_NO_NEWLINE):
             cursor.take()
             rest = rest.removesuffix("\n")
-        added, removed = added + (sign == "+"), removed + (sign == "-")
+        signs += sign
         if sign in " -":
             old.append(rest)
         if sign in " +":
             new.append(rest)
     if len(old) != want_old or len(new) != want_new:
         raise cursor.error("hunk is longer than its header says")
-    return Hunk(
-        int(match[1]), int(match[3]), tuple(old), tuple(new), added, removed, match[5].strip()
-    )
+    trailing = len(signs) - len(signs.rstrip(" "))
+    starts, sizes = (int(match[1]), int(match[3])), (signs.count("+"), signs.count("-"))
+    return Hunk(*starts, tuple(old), tuple(new), trailing, *sizes, match[5].strip())

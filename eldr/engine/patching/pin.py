@@ -8,7 +8,7 @@ from eldr.engine.patching import manifest
 from eldr.engine.patching import record as records
 from eldr.engine.patching.errors import PatchError
 from eldr.engine.patching.manifest import Pin, Upstream
-from eldr.engine.patching.place import Tree, place
+from eldr.engine.patching.place import Tree, place, unplace
 from eldr.engine.patching.record import Record
 from eldr.engine.patching.series import Series
 from eldr.engine.patching.target import Target, digest
@@ -24,18 +24,25 @@ def pristine(series: Series, target: Target) -> dict[str, bytes | None]:
         PatchError: a file is neither what the wheel installed nor patched by this tool.
     """
     record = records.load(records.path_in(target.root, series.upstream.name))
-    return {path: _pristine_file(path, target, record) for path in series.paths}
+    tree = {path: _recorded_original(path, target, record) for path in series.paths}
+    if not target.recorded:
+        return tree
+    wrong = {path: raw for path, raw in tree.items() if not _as_installed(path, raw, target)}
+    undone = unplace(series.patches, wrong)
+    for path in wrong:
+        if undone is None or not _as_installed(path, undone[path], target):
+            raise PatchError(f"{path} in {target} is not what the wheel installed")
+    return tree | (undone or {})
 
 
-def _pristine_file(path: str, target: Target, record: Record | None) -> bytes | None:
+def _recorded_original(path: str, target: Target, record: Record | None) -> bytes | None:
     now = target.read(path)
     entry = record.files.get(path) if record else None
-    if entry and digest(now) == entry.after:
-        now = entry.original
-    wanted = target.recorded.get(path, manifest.ABSENT)
-    if target.recorded and digest(now) != wanted:
-        raise PatchError(f"{path} in {target} is not what the wheel installed")
-    return now
+    return entry.original if entry and digest(now) == entry.after else now
+
+
+def _as_installed(path: str, raw: bytes | None, target: Target) -> bool:
+    return digest(raw) == target.recorded.get(path, manifest.ABSENT)
 
 
 def pinned(series: Series, tree: Tree) -> Upstream:

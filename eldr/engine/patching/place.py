@@ -149,8 +149,11 @@ def _find(hunk: Hunk, lines: list[str], header: int, floor: int) -> tuple[int, s
 
 
 def _fits(hunk: Hunk, lines: list[str], at: int, floor: int) -> bool:
-    size = len(hunk.old)
-    return floor <= at <= len(lines) - size and tuple(lines[at : at + size]) == hunk.old
+    end = at + len(hunk.old)
+    if not floor <= at <= end <= len(lines) or tuple(lines[at:end]) != hunk.old:
+        return False
+    # Like git: without context on one side, that side is the file's own end.
+    return (hunk.old_start > 1 or at == 0) and (hunk.trailing > 0 or end == len(lines))
 
 
 def _closest(hunk: Hunk, lines: list[str], header: int) -> int:
