@@ -78,7 +78,8 @@ class Surface:
             ) from error
         path = request.path
         body = parse(raw, chat=path == "/v1/chat/completions")
-        return await self._router.legs.serve(open_call(request, path, body))
+        expires = asyncio.get_running_loop().time() + self._router.config.request_timeout
+        return await self._router.legs.serve(open_call(request, path, body, expires))
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/models: the answer of the first worker that has one."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from aiohttp import web
-from multidict import CIMultiDict
 
 from eldr.serving.bodies import Body
 from eldr.serving.prefill_pool import PREFIX_BYTES
@@ -14,7 +13,6 @@ from eldr.serving.prefill_pool import PREFIX_BYTES
 REQUEST_ID = "X-Request-Id"
 # Of the client's headers, these reach the workers; none of them can pick a worker or a file.
 FORWARDED = (
-    REQUEST_ID,
     "traceparent",
     "tracestate",
     "baggage",
@@ -33,32 +31,34 @@ class Call:
         request: the client's side.
         path: API path, the same on both legs.
         request_id: the client's X-Request-Id, or a fresh one.
-        headers: headers of both legs.
+        session: session key for affinity, or None.
+        headers: header lines that both legs get, ready to be sent.
         prefix: first bytes of the prompt, for prefill affinity.
-        attempts: tries so far, both legs together.
+        expires: loop time at which the request ends, whatever it does.
+        prefill_worker: who did the prefill, "" before that.
     """
 
     request: web.BaseRequest
     path: str
     body: Body
     request_id: str
-    headers: CIMultiDict[str]
+    session: str | None
+    headers: bytes
     prefix: bytes
-    attempts: int = 0
+    expires: float
     prefill_worker: str = ""
-    timings: dict[str, float] = field(default_factory=dict)
 
 
-def open_call(request: web.BaseRequest, path: str, body: Body) -> Call:
+def open_call(request: web.BaseRequest, path: str, body: Body, expires: float) -> Call:
     """Collects what both legs need from the client's request."""
-    request_id = request.headers.get(REQUEST_ID) or uuid.uuid4().hex
-    headers: CIMultiDict[str] = CIMultiDict()
-    headers["Content-Type"] = "application/json"
-    headers[REQUEST_ID] = request_id
-    for name in FORWARDED[1:]:
-        value = request.headers.get(name)
-        if value is not None:
-            headers[name] = value
+    given = request.headers
+    request_id = given.get(REQUEST_ID) or uuid.uuid4().hex
+    lines = f"Content-Type: application/json\r\n{REQUEST_ID}: {request_id}\r\n"
+    for name in FORWARDED:
+        if name in given:
+            lines += f"{name}: {given[name]}\r\n"
     prompt = body.fields.get("messages" if body.chat else "prompt", b"")
     prefix = bytes(memoryview(prompt)[:PREFIX_BYTES])
-    return Call(request, path, body, request_id, headers, prefix)
+    session = given.get("X-Session-ID")
+    headers = lines.encode("utf-8", "surrogateescape")
+    return Call(request, path, body, request_id, session, headers, prefix, expires)

@@ -14,6 +14,15 @@ class ConfigError(ValueError):
     """A configuration that cannot be used; names where it came from and what would be right."""
 
 
+_SECONDS = (
+    "startup_timeout",
+    "request_timeout",
+    "first_byte_timeout",
+    "idle_timeout",
+    "connect_timeout",
+)
+
+
 def _option(default: Any, group: str, text: str, *, secret: bool = False) -> Any:
     return field(default=default, metadata={"group": group, "help": text, "secret": secret})
 
@@ -43,6 +52,12 @@ class RouterConfig:
     port: int = _option(30000, "listen", "port to listen on")
 
     request_timeout: float = _option(1800.0, "limits", "longest life of a request")
+    first_byte_timeout: float = _option(
+        300.0, "limits", "longest wait for the first byte of a worker's answer"
+    )
+    idle_timeout: float = _option(
+        120.0, "limits", "longest silence of a worker in the middle of an answer"
+    )
     connect_timeout: float = _option(5.0, "limits", "time to connect to a worker")
     attempts: int = _option(3, "limits", "tries per leg, each on another worker")
     max_body: int = _option(64 * 2**20, "limits", "largest request body")
@@ -56,7 +71,13 @@ class RouterConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("startup_timeout", "request_timeout", "connect_timeout"):
+        for name in (
+            "startup_timeout",
+            "request_timeout",
+            "connect_timeout",
+            "first_byte_timeout",
+            "idle_timeout",
+        ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}: must be positive, got {getattr(self, name)!r}")
         if self.attempts < 1:

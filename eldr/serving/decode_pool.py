@@ -33,6 +33,14 @@ class Ticket:
         self.decision = decision
         self.headers: dict[str, str] = {}
 
+    @property
+    def band(self) -> frozenset[str]:
+        """Workers that were as good a choice as this one; empty if the policy knows no band."""
+        choice = self.decision.choice
+        if choice.band is None:
+            return frozenset()
+        return frozenset(self.decision.names[slot] for slot in choice.band)
+
     def release(self) -> None:
         """Gives the worker's place back."""
         self._pool.release(self)
@@ -85,7 +93,7 @@ class DecodePool:
             signature=signature,
             problem=problem,
             prompt_tokens=prefilled.prompt_tokens,
-            session=call.headers.get("X-Session-ID"),
+            session=call.session,
         )
         decision = self._decide(request, failed, band)
         if decision is None:

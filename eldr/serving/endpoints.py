@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
 
-from multidict import CIMultiDict
 from yarl import URL
 
 from eldr.serving.config import ConfigError
+from eldr.serving.origins import Client
 
 Role = Literal["prefill", "decode"]
 
 
-@dataclass(slots=True, eq=False)
 class Endpoint:
     """One engine that takes requests: a URL, or a URL and a data-parallel rank.
 
@@ -21,34 +19,43 @@ class Endpoint:
         role: what it is used for.
         base: origin and path prefix, without a trailing slash.
         rank: data-parallel rank, sent as X-data-parallel-rank, or None.
+        name: the URL, with `@rank` for one rank of a data-parallel engine.
+        origin: its connections.
         running: requests that the router has sent and not seen the end of.
     """
 
-    role: Role
-    base: URL
-    rank: int | None = None
-    running: int = 0
-    _routes: dict[str, URL] = field(default_factory=dict)
+    __slots__ = ("_common", "_heads", "base", "name", "origin", "rank", "role", "running")
 
-    @property
-    def name(self) -> str:
-        """The URL, with `@rank` for one rank of a data-parallel engine."""
-        return str(self.base) if self.rank is None else f"{self.base}@{self.rank}"
+    def __init__(
+        self, role: Role, base: URL, client: Client, *, rank: int | None = None, key: str = ""
+    ) -> None:
+        self.role = role
+        self.base = base
+        self.rank = rank
+        self.name = str(base) if rank is None else f"{base}@{rank}"
+        # `worker_url` saw to host and port.
+        self.origin = client.origin(base.host or "", base.port or 0, tls=base.scheme == "https")
+        self.running = 0
+        lines = [f"Host: {base.host_port_subcomponent}"]
+        if rank is not None:
+            lines.append(f"X-data-parallel-rank: {rank}")
+        if key:
+            lines.append(f"Authorization: Bearer {key}")
+        self._common = "".join(line + "\r\n" for line in lines).encode()
+        self._heads: dict[str, bytes] = {}
 
-    def headers(self, common: CIMultiDict[str]) -> CIMultiDict[str]:
-        """Request headers for this worker: the call's, and the rank if there is one."""
-        if self.rank is None:
-            return common
-        out = common.copy()
-        out["X-data-parallel-rank"] = str(self.rank)
-        return out
+    def head(self, path: str) -> bytes:
+        """The start of a POST request to an API path: request line and this worker's headers."""
+        head = self._heads.get(path)
+        if head is None:
+            target = self.base.raw_path.rstrip("/") + path
+            head = f"POST {target} HTTP/1.1\r\n".encode() + self._common
+            self._heads[path] = head
+        return head
 
     def route(self, path: str) -> URL:
         """The full URL of an API path."""
-        url = self._routes.get(path)
-        if url is None:
-            url = self._routes[path] = URL(str(self.base) + path)
-        return url
+        return URL(str(self.base) + path)
 
 
 def worker_url(text: str) -> URL:

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-import aiohttp
 from aiohttp import web
-from multidict import CIMultiDictProxy
 
 from eldr.serving.answers import MalformedAnswer, Prefilled, PushConnector, parse_prefill
 from eldr.serving.call import Call
 from eldr.serving.decode_pool import DecodePool, Ticket
 from eldr.serving.endpoints import Endpoint
 from eldr.serving.errors import ClientError
+from eldr.serving.http1 import UpstreamError
 from eldr.serving.prefill_pool import PrefillPool
-from eldr.serving.relay import Truncated, end_broken_stream, passed_headers, relay_events
-from eldr.serving.upstream import Attempt, UpstreamError, post, read_whole
+from eldr.serving.relay import Truncated, end_broken_stream, relay_events
+from eldr.serving.upstream import Answer, Attempt, Exchange, Limits, open_exchange
 
 log = logging.getLogger(__name__)
 
 # Answers by which a worker says "not here, not now": another worker may take the request.
 _ELSEWHERE = frozenset({429, 502, 503, 504})
 _STATUS = {"connect": 503, "reset": 502, "malformed": 502, "timeout": 504}
-
-
-@dataclass(slots=True)
-class Answer:
-    """A worker's complete answer that goes to the client as it is."""
-
-    status: int
-    headers: CIMultiDictProxy[str]
-    body: bytes
+_LONGEST_ANSWER = 2**28
 
 
 class Legs:
@@ -40,16 +30,18 @@ class Legs:
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
         prefill: PrefillPool,
         decode: DecodePool,
         *,
         attempts: int,
+        first_byte: float,
+        idle: float,
     ) -> None:
-        self._session = session
         self._prefill = prefill
         self._decode = decode
         self._attempts = attempts
+        self._first_byte = first_byte
+        self._idle = idle
 
     async def serve(self, call: Call) -> web.StreamResponse:
         """Both legs; returns when the client has its last byte.
@@ -59,7 +51,7 @@ class Legs:
         """
         prefilled = await self.prefill(call)
         if isinstance(prefilled, Answer):
-            return _pass(call, prefilled)
+            return _pass(prefilled)
         return await self.decode(call, prefilled)
 
     async def prefill(self, call: Call) -> Prefilled | Answer:
@@ -67,11 +59,10 @@ class Legs:
         body = call.body.prefill()
         tried: set[Endpoint] = set()
         last: UpstreamError | Answer | None = None
-        while call.attempts < self._attempts:
+        for _ in range(self._attempts):
             endpoint = self._prefill.choose(call.prefix, tried)
             if endpoint is None:
                 break
-            call.attempts += 1
             tried.add(endpoint)
             try:
                 with self._prefill.running(endpoint):
@@ -92,89 +83,67 @@ class Legs:
 
     async def decode(self, call: Call, prefilled: Prefilled) -> web.StreamResponse:
         """The decode leg, from the choice of the worker to the client's last byte."""
-        tried: set[str] = set()
+        failed: set[str] = set()
+        band: frozenset[str] = frozenset()
         last: UpstreamError | Answer | None = None
-        call.attempts = 0
-        while call.attempts < self._attempts:
-            ticket = self._decode.reserve(call, prefilled, tried)
+        for _ in range(self._attempts):
+            ticket = self._decode.reserve(call, prefilled, failed, band)
             if ticket is None:
                 break
-            call.attempts += 1
-            tried.add(ticket.endpoint.name)
+            failed.add(ticket.endpoint.name)
+            band = band or ticket.band
             attempt = Attempt()
             try:
                 outcome = await self._decode_on(ticket, call, prefilled, attempt)
-            except UpstreamError as error:
-                outcome, last = None, error
-            finally:
-                ticket.release()
-            if isinstance(outcome, web.StreamResponse):
-                return outcome
-            if outcome is not None:
+                if isinstance(outcome, web.StreamResponse):
+                    return outcome
                 last = outcome
                 if outcome.status not in _ELSEWHERE:
-                    return _pass(call, outcome)
+                    return _pass(outcome)
+            except UpstreamError as error:
+                last = error
+            finally:
+                ticket.release()
             if attempt.sent and prefilled.kv is not None:
                 # The worker may have fetched or freed the KV: only a new prefill surely has it.
                 again = await self.prefill(call)
                 if isinstance(again, Answer):
-                    return _pass(call, again)
+                    return _pass(again)
                 prefilled = again
-        return _pass(call, _give_up("decode", last))
+        return _pass(_give_up("decode", last))
+
+    def _limits(self, call: Call) -> Limits:
+        return Limits(self._first_byte, self._idle, call.expires)
 
     async def _ask(self, endpoint: Endpoint, call: Call, body: bytes) -> Answer:
-        attempt = Attempt()
-        response = await post(
-            self._session, endpoint.route(call.path), body, endpoint.headers(call.headers), attempt
-        )
-        try:
-            return Answer(response.status, response.headers, await read_whole(response, attempt))
-        finally:
-            response.release()
+        async with await open_exchange(
+            endpoint, call.path, call.headers, body, self._limits(call), Attempt()
+        ) as exchange:
+            return await exchange.answer(_LONGEST_ANSWER)
 
     async def _decode_on(
         self, ticket: Ticket, call: Call, prefilled: Prefilled, attempt: Attempt
     ) -> web.StreamResponse | Answer:
-        endpoint = ticket.endpoint
-        response = await post(
-            self._session,
-            endpoint.route(call.path),
-            call.body.decode(prefilled.kv),
-            endpoint.headers(call.headers),
-            attempt,
-        )
-        try:
-            streams = call.body.stream and response.content_type == "text/event-stream"
-            if response.status != 200 or not streams:
-                answer = Answer(
-                    response.status, response.headers, await read_whole(response, attempt)
-                )
-                return answer if response.status != 200 else _pass(call, answer, ticket.headers)
-            return await self._stream(call, ticket, response, attempt)
-        finally:
-            # An unfinished answer must not be reused; closing it aborts the request at the worker.
-            response.release() if response.content.at_eof() else response.close()
+        body = call.body.decode(prefilled.kv)
+        async with await open_exchange(
+            ticket.endpoint, call.path, call.headers, body, self._limits(call), attempt
+        ) as exchange:
+            if exchange.connection.status == 200 and call.body.stream and exchange.streams:
+                return await self._stream(call, ticket, exchange)
+            answer = await exchange.answer(_LONGEST_ANSWER)
+            return answer if answer.status != 200 else _pass(answer, ticket.headers)
 
-    async def _stream(
-        self,
-        call: Call,
-        ticket: Ticket,
-        upstream: aiohttp.ClientResponse,
-        attempt: Attempt,
-    ) -> web.StreamResponse:
+    async def _stream(self, call: Call, ticket: Ticket, exchange: Exchange) -> web.StreamResponse:
         # The client's status line waits for the first event: until then another worker can serve.
-        try:
-            first = await upstream.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
-            raise UpstreamError("reset", True, str(error)) from error
+        first = await exchange.connection.read()
         if not first:
             raise UpstreamError("reset", True, "the stream ended before its first event")
-        client = web.StreamResponse(
-            status=200, headers=passed_headers(upstream.headers, ticket.headers)
-        )
+        headers = exchange.passed_headers()
+        headers.update(ticket.headers)
+        client = web.StreamResponse(status=200, headers=headers)
         await client.prepare(call.request)
         try:
-            await relay_events(upstream, client, first)
+            await relay_events(exchange.connection, client, first)
         except Truncated as error:
             log.warning("%s: %s broke off: %s", call.request_id, ticket.endpoint.name, error)
             await end_broken_stream(
@@ -183,10 +152,10 @@ class Legs:
         return client
 
 
-def _pass(call: Call, answer: Answer, extra: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(
-        status=answer.status, headers=passed_headers(answer.headers, extra), body=answer.body
-    )
+def _pass(answer: Answer, extra: Mapping[str, str] | None = None) -> web.Response:
+    if extra:
+        answer.headers.update(extra)
+    return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
 
 
 def _give_up(leg: str, last: UpstreamError | Answer | None) -> Answer:
@@ -195,5 +164,4 @@ def _give_up(leg: str, last: UpstreamError | Answer | None) -> Answer:
         return last
     if last is None:
         raise ClientError(503, f"no_{leg}_worker", f"no {leg} worker can take the request now")
-    status = _STATUS[last.kind]
-    raise ClientError(status, f"{leg}_{last.kind}", f"no {leg} worker answered: {last}")
+    raise ClientError(_STATUS[last.kind], f"{leg}_{last.kind}", f"no {leg} worker answered: {last}")

@@ -2,58 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
-
-import aiohttp
 from aiohttp import web
-from multidict import CIMultiDict, CIMultiDictProxy
 
 from eldr.serving.errors import error_event
+from eldr.serving.http1 import Connection, UpstreamError
 
-log = logging.getLogger(__name__)
-
-# Headers that belong to one hop, or that this server writes itself.
-_NOT_PASSED = frozenset(
-    {
-        "connection",
-        "content-length",
-        "date",
-        "keep-alive",
-        "proxy-authenticate",
-        "server",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
 _EVENT_END = (b"\n\n", b"\r\n\r\n")
 _DONE = b"[DONE]"
 # An event longer than this is passed in pieces.
 _LONGEST_EVENT = 2**20
 
 
-def passed_headers(
-    headers: CIMultiDictProxy[str], extra: Mapping[str, str] | None = None
-) -> CIMultiDict[str]:
-    """The worker's end-to-end headers, with ours on top."""
-    out: CIMultiDict[str] = CIMultiDict()
-    for name, value in headers.items():
-        if name.lower() not in _NOT_PASSED:
-            out.add(name, value)
-    if extra:
-        out.update(extra)
-    return out
-
-
 class Truncated(Exception):
     """The worker's stream ended before its end mark."""
 
 
-async def relay_events(
-    upstream: aiohttp.ClientResponse, client: web.StreamResponse, first: bytes
-) -> None:
+async def relay_events(upstream: Connection, client: web.StreamResponse, first: bytes) -> None:
     """Copies server-sent events until the end mark, never leaving half an event behind.
 
     Raises:
@@ -61,22 +25,19 @@ async def relay_events(
             complete events.
     """
     chunk, tail, last = first, b"", b""
-    read = upstream.content.readany
-    try:
-        while chunk:
-            if tail:
-                chunk, tail = tail + chunk, b""
-            if not chunk.endswith(_EVENT_END) and len(chunk) < _LONGEST_EVENT:
-                cut = _last_event_end(chunk)
-                chunk, tail = chunk[:cut], chunk[cut:]
-            if chunk:
-                await client.write(chunk)
-                last = chunk
-            chunk = await read()
-    except (aiohttp.ClientError, OSError) as error:
-        if isinstance(error, aiohttp.ClientConnectionResetError):  # the client went, not the worker
-            raise
-        raise Truncated(str(error) or type(error).__name__) from error
+    while chunk:
+        if tail:
+            chunk, tail = tail + chunk, b""
+        if not chunk.endswith(_EVENT_END) and len(chunk) < _LONGEST_EVENT:
+            cut = _last_event_end(chunk)
+            chunk, tail = chunk[:cut], chunk[cut:]
+        if chunk:
+            await client.write(chunk)
+            last = chunk
+        try:
+            chunk = await upstream.read()
+        except UpstreamError as error:
+            raise Truncated(str(error)) from error
     if not _ended(last, tail):
         raise Truncated("the stream ended without its end mark")
     if tail:

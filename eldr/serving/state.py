@@ -18,10 +18,10 @@ from eldr.serving.decode_pool import DecodePool
 from eldr.serving.endpoints import Endpoint, worker_url
 from eldr.serving.legs import Legs
 from eldr.serving.metrics import Metrics
+from eldr.serving.origins import Client
 from eldr.serving.policy import build_policy, needs_signatures
 from eldr.serving.prefill_pool import PrefillPool
 from eldr.serving.probe import geometry_of, wait_for
-from eldr.serving.upstream import open_session
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +58,11 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
         StartError: a worker, the partition or the policy does not fit.
         ConfigError: a worker URL is not one.
     """
-    prefill = [Endpoint("prefill", worker_url(text)) for text in config.prefill]
-    decode = [Endpoint("decode", worker_url(text)) for text in config.decode]
-    session = open_session(config.connect_timeout)
+    client = Client(config.connect_timeout)
+    prefill = [Endpoint("prefill", worker_url(text), client) for text in config.prefill]
+    decode = [Endpoint("decode", worker_url(text), client) for text in config.decode]
+    session = aiohttp.ClientSession()
+    client.start()
     try:
         await wait_for(session, [*prefill, *decode], config.startup_timeout)
         required_by = config.policy if needs_signatures(config.policy) else None
@@ -78,7 +80,14 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
         decode_pool = DecodePool(
             decode, fleet, metrics, decisions, worker_headers=config.worker_headers
         )
-        legs = Legs(session, pool, decode_pool, attempts=config.attempts)
+        legs = Legs(
+            pool,
+            decode_pool,
+            attempts=config.attempts,
+            first_byte=config.first_byte_timeout,
+            idle=config.idle_timeout,
+        )
         yield Router(config, session, pool, decode_pool, legs, metrics, decisions)
     finally:
+        await client.close()
         await session.close()

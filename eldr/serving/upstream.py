@@ -1,112 +1,126 @@
-"""HTTP to the workers: one shared client session, failures named by what they mean for a retry."""
+"""One exchange with one worker: sends a body, yields the answer, gives the connection back."""
 
 from __future__ import annotations
 
 import asyncio
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal
 
-import aiohttp
 from multidict import CIMultiDict
-from yarl import URL
 
-# uvicorn, which vLLM runs on, drops connections that idle for 5 s; ours must go first, or a request
-# meets a closing connection.
-_KEEPALIVE_SECONDS = 4.0
+from eldr.serving.endpoints import Endpoint
+from eldr.serving.http1 import Connection, UpstreamError
 
-FailureKind = Literal["connect", "reset", "timeout", "malformed"]
+# Headers that belong to one hop, or that this server writes itself.
+_NOT_PASSED = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"date",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"server",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One try of a leg on one worker; `sent` is true once bytes of the request may have left."""
+    """One try of a leg on one worker; `sent` is true once the worker may have seen the request."""
 
     sent: bool = False
 
 
-_attempt: ContextVar[Attempt] = ContextVar("eldr_attempt")
+@dataclass(slots=True)
+class Limits:
+    """Time limits of one exchange, in seconds; `expires` is loop time."""
+
+    first_byte: float
+    idle: float
+    expires: float
 
 
-class UpstreamError(Exception):
-    """A worker gave no usable answer.
+@dataclass(slots=True)
+class Answer:
+    """A worker's complete answer."""
 
-    Attributes:
-        kind: `connect` (never reached), `reset` (connection lost), `timeout` (no answer in time),
-            `malformed` (not HTTP, or truncated).
-        sent: whether the worker may have seen the request.
+    status: int
+    headers: CIMultiDict[str]
+    body: bytes
+
+
+class Exchange:
+    """An open exchange; `async with` gives its connection back however it ends."""
+
+    __slots__ = ("_endpoint", "connection")
+
+    def __init__(self, endpoint: Endpoint, connection: Connection) -> None:
+        self._endpoint = endpoint
+        self.connection = connection
+
+    async def __aenter__(self) -> Exchange:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._endpoint.origin.give_back(self.connection)
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is a stream of server-sent events."""
+        for name, value in self.connection.headers:
+            if name.lower() == b"content-type":
+                return value.lower().startswith(b"text/event-stream")
+        return False
+
+    def passed_headers(self) -> CIMultiDict[str]:
+        """The answer's end-to-end headers."""
+        out: CIMultiDict[str] = CIMultiDict()
+        for name, value in self.connection.headers:
+            if name.lower() not in _NOT_PASSED:
+                out.add(name.decode("latin-1"), value.decode("latin-1"))
+        return out
+
+    async def answer(self, limit: int) -> Answer:
+        """The whole answer.
+
+        Raises:
+            UpstreamError: it broke off, stayed silent, or exceeds `limit` bytes.
+        """
+        body = await self.connection.read_all(limit)
+        return Answer(self.connection.status, self.passed_headers(), body)
+
+
+async def open_exchange(
+    endpoint: Endpoint, path: str, headers: bytes, body: bytes, limits: Limits, attempt: Attempt
+) -> Exchange:
+    """Sends a request and returns when the answer's status and headers are there.
+
+    A kept connection that the worker closed in the same moment is replaced by a new one, once.
+
+    Raises:
+        UpstreamError: no answer.
     """
-
-    def __init__(self, kind: FailureKind, sent: bool, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.sent = sent
-
-
-class _Request(aiohttp.ClientRequest):
-    """Marks the attempt as sent at the moment its bytes go out."""
-
-    async def send(self, conn: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
-        attempt = _attempt.get(None)
-        if attempt is not None:
+    data = b"%b%bContent-Length: %d\r\n\r\n%b" % (endpoint.head(path), headers, len(body), body)
+    fresh = False
+    while True:
+        connection = await endpoint.origin.acquire(fresh=fresh)
+        try:
             attempt.sent = True
-        return await super().send(conn)
-
-
-def open_session(connect_timeout: float) -> aiohttp.ClientSession:
-    """The session that every request shares; no connection limit, cookies or redirects."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout),
-        request_class=_Request,
-        skip_auto_headers=("User-Agent", "Accept-Encoding"),
-        # Answers of a worker are bounded by what it generates; lines may hold long header values.
-        read_bufsize=2**18,
-    )
-
-
-async def post(
-    session: aiohttp.ClientSession,
-    url: URL,
-    body: bytes,
-    headers: CIMultiDict[str],
-    attempt: Attempt,
-) -> aiohttp.ClientResponse:
-    """Sends one request and returns when the answer's status line and headers are there.
-
-    Raises:
-        UpstreamError: no answer; `asyncio.TimeoutError` of the caller's own limits passes through.
-    """
-    token = _attempt.set(attempt)
-    try:
-        return await session.post(url, data=body, headers=headers, allow_redirects=False)
-    except (aiohttp.ClientError, OSError) as error:
-        raise failure(error, attempt) from error
-    finally:
-        _attempt.reset(token)
-
-
-async def read_whole(response: aiohttp.ClientResponse, attempt: Attempt) -> bytes:
-    """The complete body.
-
-    Raises:
-        UpstreamError: the connection ended before the body did.
-    """
-    try:
-        return await response.read()
-    except (aiohttp.ClientError, OSError) as error:
-        raise failure(error, attempt) from error
-
-
-def failure(error: BaseException, attempt: Attempt) -> UpstreamError:
-    """Names what an aiohttp or socket error means for the request."""
-    text = str(error) or type(error).__name__
-    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-        return UpstreamError("connect", attempt.sent, text)
-    if isinstance(error, asyncio.TimeoutError):
-        return UpstreamError("timeout", attempt.sent, text)
-    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | OSError):
-        return UpstreamError("reset", attempt.sent, text)
-    return UpstreamError("malformed", attempt.sent, text)
+            connection.send(data)
+            connection.deadline = asyncio.get_running_loop().time() + limits.first_byte
+            connection.idle_limit = limits.idle
+            connection.expires = limits.expires
+            await connection.head()
+            return Exchange(endpoint, connection)
+        except UpstreamError as error:
+            endpoint.origin.give_back(connection)
+            stale = error.kind == "reset" and connection.used > 1 and not connection.heard
+            if fresh or not stale:
+                raise
+            fresh = True
+        except BaseException:
+            endpoint.origin.give_back(connection)
+            raise
