@@ -23,6 +23,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 ABI3 = ("Py_LIMITED_API", "0x030B0000")
@@ -160,9 +161,21 @@ class Build(build_ext):
         self.compiler.compile = compile_each
 
 
+class Package(build_py):
+    """Puts a copy of patches/ into a built package; an editable install reads the original."""
+
+    def run(self) -> None:
+        """Python files first, then the series beside the tool that applies it."""
+        super().run()
+        if not self.editable_mode:
+            shipped = Path(self.build_lib) / "eldr/engine/patching/shipped"
+            shutil.rmtree(shipped, ignore_errors=True)  # a patch that is gone must not stay
+            shutil.copytree(ROOT / "patches", shipped)
+
+
 skip = os.environ.get("ELDR_SKIP_EXT", "") not in ("", "0")
 setup(
     ext_modules=[] if skip else [*native_extension(), *torch_extension()],
-    cmdclass={"build_ext": Build},
+    cmdclass={"build_ext": Build, "build_py": Package},
     options={} if skip else {"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -1,6 +1,9 @@
 """The series this project ships, and the digest the engine compares at run time."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -95,3 +98,25 @@ def test_installed_series_names_another_one(toy, monkeypatch, tmp_path):
     monkeypatch.setattr(patching, "load", lambda: fewer)
     monkeypatch.setattr(patching, "locate", lambda upstream: where)
     assert patching.installed_series() == loaded.digest != fewer.digest
+
+
+def test_built_package_carries_the_series(tmp_path):
+    """An eldr from a wheel has no source tree beside it."""
+    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path / "lib")]
+    environment = {**os.environ, "ELDR_SKIP_EXT": "1"}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+    code = (
+        "from eldr.engine.patching import series; s = series.load(); print(s.directory, s.digest)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "lib"), "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    directory, digest = done.stdout.split()
+    assert directory == str(tmp_path / "lib/eldr/engine/patching/shipped")
+    assert digest == series.load().digest
