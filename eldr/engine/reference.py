@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("model", help="directory of the checkpoint")
     parser.add_argument("prompts", type=Path, help="JSON lines with `prompt` or `token_ids`")
     parser.add_argument("out", type=Path, help="where to write the counts (.npz)")
-    parser.add_argument("--max-model-len", type=int, default=2048, metavar="TOKENS")
+    parser.add_argument("--max-model-len", type=int, metavar="TOKENS", help="default: the model's")
     args = parser.parse_args(argv)
     try:
         prompts = read_prompts(args.prompts)
@@ -93,7 +93,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "v2",
         enable_return_routed_experts=True,
         max_model_len=args.max_model_len,
-        max_num_batched_tokens=args.max_model_len,
     )
     counts, tokens, geometry = run(llm, prompts)
     with args.out.open("wb") as file:
