@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ def configure(add: Callable[..., argparse.ArgumentParser]) -> None:
     out.add_argument("--repo", type=Path, metavar="DIR", help="the clone with the source branch")
     out.add_argument("--branch", metavar="NAME", help="default: eldr/<name>-<version>")
     out.add_argument("--base", metavar="TAG", help="default: the tag in UPSTREAM.toml")
+    out.add_argument("--release", metavar="V", help="the base is this release, not UPSTREAM.toml's")
     out.add_argument(
         "--check",
         action="store_true",
@@ -59,6 +61,8 @@ def _branch(args: argparse.Namespace) -> Answer:
 
 def _export(args: argparse.Namespace) -> Answer:
     loaded = series.load(args.patches, pinned=False)
+    if args.release:
+        loaded = replace(loaded, upstream=loaded.upstream.moved(args.release))
     files, source = _source(args, loaded)
     if not args.check:
         changed = export.differences(loaded.directory, files)

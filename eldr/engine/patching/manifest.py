@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,10 @@ class Upstream:
     distributions: tuple[str, ...]
     commit: str = ""
     files: dict[str, Pin] = field(default_factory=dict)
+
+    def moved(self, version: str) -> Upstream:
+        """The same upstream at another release, its files' hashes yet to be pinned."""
+        return replace(self, version=version, tag=f"v{version}", commit="", files={})
 
     def matches(self, version: str) -> bool:
         """Whether an installed version is this release, whatever its local suffix (`+cpu`)."""

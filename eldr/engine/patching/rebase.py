@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eldr.engine.patching import git, mail
@@ -135,6 +134,5 @@ def rebased(series: Series, report: Report, work: Path) -> Files:
     version = report.release.version
     if not version:
         raise UsageError(f"{report.release.name}: does not tell its version, give --version")
-    upstream = dataclasses.replace(series.upstream, version=version, tag=f"v{version}", commit="")
-    moved = dataclasses.replace(series, upstream=upstream)
+    moved = replace(series, upstream=series.upstream.moved(version))
     return exported(moved, work, _ONTO, "HEAD")

@@ -113,7 +113,10 @@ def test_rebase_stops_at_a_conflict_and_can_be_continued(folder, run, tmp_path):
     toys.write(work, {"vllm/runner.py": ours + text.split(">>>>>>>", 1)[1].split("\n", 1)[1]})
     toys.git(work, "add", "-A")
     toys.git(work, "am", "--continue")
-    assert "hook(7 - x)" in toys.git(work, "show", "HEAD:vllm/runner.py").stdout
+    source = ("--repo", str(work), "--base", "onto", "--branch", "HEAD", "--release", "1.5.0")
+    assert run("export", *source, patches=folder)[0] == 0
+    assert run("apply", target=site, patches=folder)[0] == 0
+    assert "hook(7 - x)" in (site / "vllm/runner.py").read_text()
 
 
 def test_rebase_names_a_patch_that_upstream_has(folder, run, tmp_path):
