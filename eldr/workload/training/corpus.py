@@ -65,8 +65,11 @@ def build(
     manifest: dict[str, dict[str, object]] = {}
     for domain in domains:
         train, test = split(documents(domain, sources), cut)
-        if not train:
-            raise ValueError(f"{domain}: its packages hold no text; was {sources} unpacked fully?")
+        if not test:
+            raise ValueError(
+                f"{domain}: {len(train)} block(s) of text, {cut.held_out} are needed to hold one "
+                f"out; was {sources} unpacked fully?"
+            )
         sizes = {}
         for part, blocks in (("train", train), ("test", test)):
             path = out / f"{domain}.{part}.json"

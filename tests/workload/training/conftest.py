@@ -19,13 +19,13 @@ def packages(tmp_path):
     put(f"libpython3.11-minimal/{python}/abc.py", "import os\n" * 30)
     put(
         f"libpython3.11-stdlib/{python}/json/decoder.py",
-        "def decode(text):\n    return text\n" * 30,
+        "def decode(text):\n    return text\n" * 300,
     )
     put(f"libpython3.11-stdlib/{python}/test/test_abc.py", "raise AssertionError\n")
     for name, body in (("MIT", "Permission is hereby granted. "), ("ISC", "Permission to use. ")):
         put(
             f"spdx-license-list/package/licenses/{name}.json",
-            json.dumps({"licenseText": body * 30 + "\r\n"}),
+            json.dumps({"licenseText": body * 60 + "\r\n"}),
         )
     base = "metamath-databases/usr/share/metamath/databases"
     for name in ("iset.mm", "set.mm"):
@@ -35,6 +35,6 @@ def packages(tmp_path):
     put(
         "simple-icd-10-cm/simple_icd_10_cm/data/tabular.xml",
         "<section><diag><name>A00</name> <desc>Cholera</desc>"
-        "<excludes1><note>fever</note></excludes1></diag></section>\n" * 20,
+        "<excludes1><note>fever</note></excludes1></diag></section>\n" * 60,
     )
     return root

@@ -52,7 +52,7 @@ def test_the_command_names_what_is_missing(packages, tmp_path, capsys):
     for file in (packages / "spdx-license-list/package/licenses").iterdir():
         file.unlink()
     assert main([*argv, "--domain", "legal"]) == 2
-    assert "no text" in capsys.readouterr().err
+    assert "legal: 0 block(s) of text" in capsys.readouterr().err
     assert main([*argv, "--block", "0"]) == 2
 
 
