@@ -45,7 +45,7 @@ async def serve(config: RouterConfig, ready: Callable[[int], None] | None = None
         loop.add_signal_handler(number, starting.cancel)
     # The port is taken before the workers are waited for: a used one shows at once.
     with bound_socket(config.host, config.port) as listener:
-        async with open_router(config) as router, _listening(router, listener):
+        async with open_router(config) as router, listening(router, listener):
             stop = asyncio.Event()
             for number in _SIGNALS:
                 loop.add_signal_handler(number, stop.set)
@@ -83,7 +83,8 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 @asynccontextmanager
-async def _listening(router: Router, listener: socket.socket) -> AsyncIterator[None]:
+async def listening(router: Router, listener: socket.socket) -> AsyncIterator[None]:
+    """Takes requests on the socket while the block runs."""
     runner = web.AppRunner(
         build(router),
         handler_cancellation=True,  # a client that leaves ends its request

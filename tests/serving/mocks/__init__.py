@@ -1,0 +1,1 @@
+"""Workers that speak the engine's HTTP and misbehave on demand."""
