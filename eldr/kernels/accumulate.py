@@ -11,11 +11,17 @@ maximum; they never wrap.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
 from eldr.kernels import checks
+from eldr.kernels.device_kernel import ceil_div, device_kernel, power_of_two
 from eldr.kernels.library import declare
+
+if TYPE_CHECKING:
+    import triton.language as tl
 
 ID_DTYPES = (torch.int32, torch.uint8, torch.uint16, torch.int64)
 
@@ -39,6 +45,106 @@ def accumulate_hits_ref(
     total = histograms[touched].long() + added.view(-1, layers, experts)
     limit = torch.iinfo(histograms.dtype).max
     rows[touched] = total.clamp(max=limit).to(histograms.dtype).view(rows.dtype)
+
+
+@device_kernel
+def accumulate_kernel(  # type: ignore[no-untyped-def]
+    ids_ptr, slots_ptr, hist_ptr, tokens, hist_stride, num_blocks,
+    STRIDE_T: tl.constexpr, STRIDE_L: tl.constexpr, LAYERS: tl.constexpr, K: tl.constexpr,
+    E: tl.constexpr, BS: tl.constexpr, LIMIT: tl.constexpr, KP: tl.constexpr, EP: tl.constexpr,
+    BSP: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr, LC: tl.constexpr,
+) -> None:  # fmt: skip
+    """hist[b,l,:] = min((0 if fresh(b) else hist[b,l,:]) + histogram(ids of b's tokens), LIMIT).
+
+    Grid (tiles of TILE tokens, groups of LC layers). A block belongs to the program whose tile
+    holds its first token of the step; that program reads the block's tokens (within BS positions
+    from there), counts their ids on chip and writes each row [E] once. No other program writes it,
+    so there are no atomics in global memory.
+    """
+    first_token = tl.program_id(0) * TILE
+    t = first_token + tl.arange(0, TILE)
+    slot = tl.load(slots_ptr + t, mask=t < tokens, other=-1)
+    before = tl.load(slots_ptr + t - 1, mask=(t > 0) & (t < tokens), other=-1)
+    block = slot // BS
+    same = (before >= block * BS) & (before < block * BS + BS)
+    # A candidate's predecessor is elsewhere; it may still follow its block across padding.
+    candidate = (slot >= 0) & (block < num_blocks) & (same == 0)
+    position = tl.arange(0, BSP)
+    k = tl.arange(0, KP)
+    e = tl.arange(0, EP)
+    last = first_token - 1
+    for _ in range(tl.sum(candidate.to(tl.int32), 0)):
+        head = tl.min(tl.where(candidate & (t > last), t, 0x7FFFFFFF), 0)
+        last = head
+        base = (tl.load(slots_ptr + head) // BS) * BS
+        back = head - 1 - position
+        earlier = tl.load(slots_ptr + back, mask=(position < BS - 1) & (back >= 0), other=-1)
+        seen = tl.sum(((earlier >= base) & (earlier < base + BS)).to(tl.int32), 0)
+        ahead = head + position
+        s = tl.load(slots_ptr + ahead, mask=(position < BS) & (ahead < tokens), other=-1)
+        fresh = tl.sum((s == base).to(tl.int32), 0)
+        keep = tl.where(fresh > 0, 0, E)  # cells of the old row that count
+        if seen == 0:
+            for i in range(LC):
+                layer = tl.program_id(1) * LC + i
+                if layer < LAYERS:
+                    total = tl.zeros([EP], tl.int32)
+                    for step in range(0, BSP, STEP):
+                        token = head + step + tl.arange(0, STEP)
+                        inside = (step + tl.arange(0, STEP) < BS) & (token < tokens)
+                        at = tl.load(slots_ptr + token, mask=inside, other=-1)
+                        mine = (at >= base) & (at < base + BS)
+                        cell = token.to(tl.int64)[:, None] * STRIDE_T + layer * STRIDE_L
+                        used = mine[:, None] & (k < K)[None, :]
+                        ids = tl.load(ids_ptr + cell + k[None, :], mask=used, other=0)
+                        hit = used & (ids >= 0) & (ids < E)
+                        flat = tl.reshape(tl.where(hit, ids, 0).to(tl.int32), [STEP * KP])
+                        total += tl.histogram(flat, EP, mask=tl.reshape(hit, [STEP * KP]))
+                    row = hist_ptr + (base // BS) * hist_stride + layer * E + e
+                    total += tl.load(row, mask=e < keep, other=0).to(tl.int32)
+                    total = tl.minimum(total, LIMIT)
+                    tl.store(row, total.to(hist_ptr.dtype.element_ty), mask=e < E)
+
+
+def accumulate_settings(
+    topk_ids: Tensor, block_size: int, histograms: Tensor
+) -> tuple[dict[str, int], dict[str, int]]:
+    """(constants, launch options) of `accumulate_kernel`; closed form, no tuning at run time."""
+    _, layers, top_k = topk_ids.shape
+    experts = histograms.shape[2]
+    kp, bsp = power_of_two(top_k), power_of_two(block_size)
+    constants = {
+        "STRIDE_T": topk_ids.stride(0),
+        "STRIDE_L": topk_ids.stride(1),
+        "LAYERS": layers,
+        "K": top_k,
+        "E": experts,
+        "BS": block_size,
+        "LIMIT": torch.iinfo(histograms.dtype).max,
+        "KP": kp,
+        "EP": power_of_two(experts, least=32),
+        "BSP": bsp,
+        "TILE": 16,
+        "STEP": min(bsp, max(1, 512 // kp)),  # ids held at once: at most 512
+        "LC": min(4, layers),
+    }
+    # One warp: more would split a row of ids and lose the 128-bit loads.
+    return constants, {"num_warps": 1, "num_stages": 1}
+
+
+def accumulate_hits_triton(
+    topk_ids: Tensor, slot_mapping: Tensor, block_size: int, histograms: Tensor
+) -> None:
+    """Launches `accumulate_kernel`; arguments as `accumulate_hits`, already checked."""
+    constants, options = accumulate_settings(topk_ids, block_size, histograms)
+    tokens, layers, _ = topk_ids.shape
+    grid = (ceil_div(tokens, constants["TILE"]), ceil_div(layers, constants["LC"]))
+    num_blocks = histograms.shape[0]
+    launch: Any = accumulate_kernel[grid]
+    launch(
+        topk_ids, slot_mapping, histograms, tokens, histograms.stride(0), num_blocks,
+        **constants, **options,
+    )  # fmt: skip
 
 
 _op = declare(

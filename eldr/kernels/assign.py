@@ -19,13 +19,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import astuple, dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from eldr.kernels import checks
+from eldr.kernels.device_kernel import device_kernel, power_of_two
 from eldr.kernels.library import declare
+
+if TYPE_CHECKING:
+    import triton.language as tl
 
 CLOSED = checks.INT32_MAX
 """Load of a worker that must not be chosen (draining, down)."""
@@ -133,6 +137,80 @@ def _first_least(key: Tensor, eligible: Tensor) -> int:
         return -1
     least = key[eligible].min()
     return int((eligible & (key == least)).nonzero()[0])
+
+
+@device_kernel
+def assign_kernel(  # type: ignore[no-untyped-def]
+    scores_ptr, cost_ptr, kv_ptr, load_ptr, state_ptr, chosen_ptr, requests, workers,
+    tau, c_expert, c_kv, c_request, hedge, WORKERS: tl.constexpr, RULE: tl.constexpr,
+) -> None:  # fmt: skip
+    """chosen[r] = best worker by RULE on the loads after request r - 1; see the module.
+
+    Grid (1,): requests are sequential by definition. Loads and state stay in registers across the
+    loop; the program writes chosen[:], and load[:] and state[:] at the end.
+    """
+    closed: tl.constexpr = 0x7FFFFFFF
+    w = tl.arange(0, WORKERS)
+    real = w < workers
+    load = tl.load(load_ptr + w, mask=real, other=closed)
+    if RULE == 3:
+        distinct = tl.load(state_ptr + w, mask=real, other=0.0)
+        kv = tl.load(state_ptr + workers + w, mask=real, other=0.0)
+    for r in range(requests):
+        s = tl.load(scores_ptr + r * workers + w, mask=real, other=0.0)
+        eligible = load != closed
+        if RULE == 3:
+            added = tl.where(s > 0.0, s, 0.0)  # NaN adds nothing
+            request_kv = tl.load(kv_ptr + r)
+            n = load.to(tl.float32)
+            more = (c_expert * added + c_kv * request_kv) + c_request
+            now = (c_expert * distinct + c_kv * kv) + c_request * n
+            key = (now + more) + (hedge * n) * more
+            key = tl.where(eligible & (key == key), key, float("inf"))
+            eligible = eligible & (key == tl.min(key, 0))
+        elif RULE == 2:
+            s = tl.where(eligible & (s == s), s, float("-inf"))
+            eligible = eligible & (s >= tl.max(s, 0) - tau)
+            eligible = eligible & (load == tl.min(tl.where(eligible, load, closed), 0))
+            best = tl.max(tl.where(eligible, s, float("-inf")), 0)
+            eligible = eligible & (s == best)
+        else:
+            eligible = eligible & (load == tl.min(load, 0))
+        pick = tl.min(tl.where(eligible, w, closed), 0)
+        tl.store(chosen_ptr + r, tl.where(pick == closed, -1, pick))
+        cost = tl.maximum(tl.load(cost_ptr + r), 0)
+        # min before the sum, so that the sum cannot wrap
+        load = tl.where(w == pick, load + tl.minimum(cost, closed - 1 - load), load)
+        if RULE == 3:
+            distinct = tl.where(w == pick, distinct + added, distinct)
+            kv = tl.where(w == pick, kv + request_kv, kv)
+    tl.store(load_ptr + w, load, mask=real)
+    if RULE == 3:
+        tl.store(state_ptr + w, distinct, mask=real)
+        tl.store(state_ptr + workers + w, kv, mask=real)
+
+
+def assign_triton(
+    scores: Tensor,
+    rule: int,
+    coefficients: list[float],
+    cost: Tensor,
+    request_kv: Tensor | None,
+    load: Tensor,
+    state: Tensor | None,
+    chosen: Tensor,
+) -> None:
+    """Launches `assign_kernel`; arguments as the op's, already checked."""
+    requests, workers = scores.shape
+    tau = coefficients[0] if rule == LocalityBand.code else 0.0
+    costs = coefficients if rule == MarginalCost.code else [0.0, 0.0, 0.0, 0.0]
+    # 128 lanes and more let one warp reduce with its hardware instruction.
+    width = power_of_two(workers, least=128)
+    assign_kernel[(1,)](
+        scores, cost, scores if request_kv is None else request_kv, load,
+        scores if state is None else state, chosen, requests, workers, tau, *costs,
+        WORKERS=width, RULE=rule, num_warps=1 if width <= 256 else 4, enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 _op = declare(

@@ -131,13 +131,22 @@ def on_cuda(op: str, reference: Implementation) -> Implementation:
     return _compiled(name, op)
 
 
+def _cuda_launcher(op: str) -> Implementation:
+    if op == "decide":
+        from eldr.kernels.decide import decide_cuda
+
+        return decide_cuda
+    import torch
+
+    launch: Implementation = torch.ops.eldr_cuda.accumulate_hits
+    return launch
+
+
 def _compiled(name: str, op: str) -> Implementation:
     """CUDA C++ (built or by CuPy); shapes it has no kernel for go to Triton."""
     launch: Implementation
     if name == "cuda":
-        import torch
-
-        launch = getattr(torch.ops.eldr_cuda, op)
+        launch = _cuda_launcher(op)
     else:
         launch = getattr(importlib.import_module("eldr.kernels.nvrtc"), op)
 

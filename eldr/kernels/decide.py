@@ -8,16 +8,36 @@ rows and multiplies them with the same columns of the W vectors at once.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from eldr.kernels import checks
-from eldr.kernels.assign import Rule, assign_ref, check_assignment, coefficients
-from eldr.kernels.gather import check_blocks, gather_signatures_ref
+from eldr.kernels.assign import Rule, assign_ref, assign_triton, check_assignment, coefficients
+from eldr.kernels.device_kernel import device_kernel, power_of_two
+from eldr.kernels.gather import (
+    check_blocks,
+    gather_settings,
+    gather_signatures_ref,
+    gather_signatures_triton,
+)
 from eldr.kernels.library import declare
-from eldr.kernels.score import Scorer, check_scoring, operands, score_ref
+from eldr.kernels.score import (
+    TILE_REQUESTS,
+    Scorer,
+    check_scoring,
+    finish_scores,
+    operands,
+    partials,
+    score_ref,
+    score_triton,
+)
+
+if TYPE_CHECKING:
+    import triton.language as tl
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +86,126 @@ def decide_ref(
     score_ref(counts, vectors, prior, squares, tokens, shrinkage, scores)
     if cost is not None and load is not None and chosen is not None:
         assign_ref(scores, rule, coefficients, cost, request_kv, load, state, chosen)
+
+
+@device_kernel
+def decide_kernel(  # type: ignore[no-untyped-def]
+    hist_ptr, ids_ptr, offsets_ptr, vectors_ptr, squares_ptr, counts_ptr, dots_ptr, norms_ptr,
+    num_ids, num_blocks, hist_stride, cells, workers,
+    COLUMNS: tl.constexpr, ROWS: tl.constexpr, CAP: tl.constexpr, STAGES: tl.constexpr,
+    WORKERS: tl.constexpr, NORM: tl.constexpr, COUNTS: tl.constexpr,
+) -> None:  # fmt: skip
+    """dots[r,c,w] = <x, vectors[w, chunk]>, x = sum over the request's blocks of hist[b, chunk].
+
+    Grid (requests, chunks of COLUMNS cells). `gather_kernel` and `score_rows_kernel` in one: the
+    counts stay on chip unless they are wanted. Each program writes dots[r, c, :], norms[r, c] and,
+    if COUNTS, counts[r, chunk].
+    """
+    r, c = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    d = c * COLUMNS + tl.arange(0, COLUMNS)
+    j = tl.arange(0, ROWS)
+    begin = tl.maximum(tl.load(offsets_ptr + r), 0)
+    end = tl.minimum(tl.load(offsets_ptr + r + 1), num_ids)
+    total = tl.zeros([COLUMNS], tl.int32)
+    for i in tl.range(begin, end, ROWS, num_stages=STAGES):
+        block = tl.load(ids_ptr + i + j, mask=i + j < end, other=-1).to(tl.int64)
+        valid = (block >= 0) & (block < num_blocks)
+        cell = block[:, None] * hist_stride + d[None, :]
+        mask = valid[:, None] & (d < cells)[None, :]
+        total += tl.sum(tl.load(hist_ptr + cell, mask=mask, other=0).to(tl.int32), 0)
+        total = tl.minimum(total, CAP)
+    if COUNTS:
+        tl.store(counts_ptr + r * cells + d, total, mask=d < cells)
+    x = total.to(tl.float32)
+    part = r * tl.num_programs(1) + c
+    for first in range(0, workers, WORKERS):
+        w = first + tl.arange(0, WORKERS)
+        mask = (w < workers)[:, None] & (d < cells)[None, :]
+        cell = w.to(tl.int64)[:, None] * cells + d[None, :]
+        v = tl.load(vectors_ptr + cell, mask=mask, other=0.0)
+        tl.store(dots_ptr + part * workers + w, tl.sum(v * x[None, :], 1), mask=w < workers)
+    if NORM:
+        q = tl.load(squares_ptr + d, mask=d < cells, other=0.0)
+        tl.store(norms_ptr + part, tl.sum(x * x * q, 0))
+
+
+# More workers than this, and enough requests for tiles: writing the counts out costs less than
+# reading the vectors once per request.
+_FUSED_WORKERS = 64
+
+
+def decide_triton(
+    histograms: Tensor,
+    block_ids: Tensor,
+    offsets: Tensor,
+    vectors: Tensor,
+    prior: Tensor | None,
+    squares: Tensor | None,
+    tokens: Tensor | None,
+    shrinkage: float,
+    rule: int,
+    coefficients: list[float],
+    cost: Tensor | None,
+    request_kv: Tensor | None,
+    scores: Tensor,
+    counts: Tensor | None,
+    load: Tensor | None,
+    state: Tensor | None,
+    chosen: Tensor | None,
+) -> None:
+    """Launches the kernels of a decision; arguments as the op's, already checked."""
+    requests, workers = scores.shape
+    if workers > _FUSED_WORKERS and requests >= TILE_REQUESTS:
+        if counts is None:
+            shape = (requests, *histograms.shape[1:])
+            counts = torch.empty(shape, dtype=torch.int32, device=histograms.device)
+        gather_signatures_triton(histograms, block_ids, offsets, counts)
+        score_triton(counts, vectors, prior, squares, tokens, shrinkage, scores)
+    else:
+        dots, norms = _partial_sums(histograms, block_ids, offsets, vectors, squares, counts)
+        finish_scores(dots, norms, prior, squares, tokens, shrinkage, scores)
+    if cost is not None and load is not None and chosen is not None:
+        assign_triton(scores, rule, coefficients, cost, request_kv, load, state, chosen)
+
+
+def _partial_sums(
+    histograms: Tensor,
+    block_ids: Tensor,
+    offsets: Tensor,
+    vectors: Tensor,
+    squares: Tensor | None,
+    counts: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    requests, (workers, cells) = offsets.numel() - 1, vectors.shape
+    dots, norms = partials(histograms.device, requests, cells, workers)
+    constants, options = gather_settings(histograms)
+    decide_kernel[(requests, dots.shape[1])](
+        histograms, block_ids, offsets, vectors, vectors if squares is None else squares,
+        block_ids if counts is None else counts, dots, norms, block_ids.numel(),
+        histograms.shape[0], histograms.stride(0), cells, workers, WORKERS=16,
+        NORM=squares is not None, COUNTS=counts is not None, **constants, **options,
+    )  # fmt: skip
+    return dots, norms
+
+
+@functools.cache
+def _workspace(size: int, device: torch.device, stream: int) -> Tensor:
+    """Scratch of the CUDA C++ kernel, zeroed once; every launch leaves it ready for the next."""
+    return torch.zeros(size, dtype=torch.uint8, device=device)
+
+
+def decide_cuda(*arguments: object) -> int:
+    """The CUDA C++ kernel; arguments as the op's. Returns `backend.UNSUPPORTED` if it has none."""
+    histograms, offsets, vectors = arguments[0], arguments[2], arguments[3]
+    assert isinstance(histograms, Tensor), "the op's first argument"
+    assert isinstance(offsets, Tensor), "the op's third argument"
+    assert isinstance(vectors, Tensor), "the op's fourth argument"
+    workers, cells = vectors.shape
+    needed = int(torch.ops.eldr_cuda.decide_workspace(offsets.numel() - 1, cells, workers))
+    size = power_of_two(needed)  # few sizes, each kept for good
+    stream = torch.cuda.current_stream(histograms.device).cuda_stream
+    workspace = _workspace(size, histograms.device, stream)
+    return int(torch.ops.eldr_cuda.decide(*arguments, workspace))
 
 
 _op = declare(

@@ -14,12 +14,17 @@ of experts that r adds to a step of w.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from eldr.kernels import checks
+from eldr.kernels.device_kernel import ceil_div, device_kernel, power_of_two
 from eldr.kernels.library import declare
+
+if TYPE_CHECKING:
+    import triton.language as tl
 
 MAX_WORKERS = 1024
 _TINY_NORM = 1e-24  # of the squared norm: an empty signature scores 0
@@ -109,6 +114,158 @@ def score_ref(
     if tokens is not None:
         total /= (tokens.to(torch.float32) + shrinkage).clamp(min=_TINY_TOKENS)[:, None]
     scores.copy_(total)
+
+
+@device_kernel
+def score_rows_kernel(  # type: ignore[no-untyped-def]
+    counts_ptr, vectors_ptr, squares_ptr, dots_ptr, norms_ptr, cells, workers,
+    COLUMNS: tl.constexpr, WORKERS: tl.constexpr, NORM: tl.constexpr,
+) -> None:  # fmt: skip
+    """dots[r,c,w] = <counts[r], vectors[w]> over chunk c; norms[r,c] = sum squares * counts^2.
+
+    Grid (requests, chunks of COLUMNS cells). Each program keeps its counts on chip and walks the
+    workers, WORKERS at a time; it writes dots[r, c, :] and norms[r, c].
+    """
+    r, c = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    d = c * COLUMNS + tl.arange(0, COLUMNS)
+    x = tl.load(counts_ptr + r * cells + d, mask=d < cells, other=0).to(tl.float32)
+    part = r * tl.num_programs(1) + c
+    for first in range(0, workers, WORKERS):
+        w = first + tl.arange(0, WORKERS)
+        mask = (w < workers)[:, None] & (d < cells)[None, :]
+        cell = w.to(tl.int64)[:, None] * cells + d[None, :]
+        v = tl.load(vectors_ptr + cell, mask=mask, other=0.0)
+        tl.store(dots_ptr + part * workers + w, tl.sum(v * x[None, :], 1), mask=w < workers)
+    if NORM:
+        q = tl.load(squares_ptr + d, mask=d < cells, other=0.0)
+        tl.store(norms_ptr + part, tl.sum(x * x * q, 0))
+
+
+@device_kernel
+def score_tile_kernel(  # type: ignore[no-untyped-def]
+    counts_ptr, vectors_ptr, squares_ptr, dots_ptr, norms_ptr, requests, cells, workers, chunks,
+    COLUMNS: tl.constexpr, REQUESTS: tl.constexpr, WORKERS: tl.constexpr, STEP: tl.constexpr,
+    NORM: tl.constexpr,
+) -> None:  # fmt: skip
+    """The same for many requests: a tile of REQUESTS x WORKERS dot products per program.
+
+    Grid (tiles of requests, chunks of COLUMNS cells, tiles of workers). Full float32 products.
+    Each program writes its tile of dots[:, c, :]; those of the first worker tile also write
+    norms[:, c].
+    """
+    c = tl.program_id(1)
+    r = (tl.program_id(0) * REQUESTS + tl.arange(0, REQUESTS)).to(tl.int64)
+    w = (tl.program_id(2) * WORKERS + tl.arange(0, WORKERS)).to(tl.int64)
+    dots = tl.zeros([REQUESTS, WORKERS], tl.float32)
+    norms = tl.zeros([REQUESTS], tl.float32)
+    for first in range(0, COLUMNS, STEP):
+        d = c * COLUMNS + first + tl.arange(0, STEP)
+        mask_r = (r < requests)[:, None] & (d < cells)[None, :]
+        mask_w = (w < workers)[:, None] & (d < cells)[None, :]
+        x = tl.load(counts_ptr + r[:, None] * cells + d[None, :], mask=mask_r, other=0)
+        x = x.to(tl.float32)
+        v = tl.load(vectors_ptr + w[:, None] * cells + d[None, :], mask=mask_w, other=0.0)
+        dots = tl.dot(x, tl.trans(v), dots, input_precision="ieee")
+        if NORM:
+            q = tl.load(squares_ptr + d, mask=d < cells, other=0.0)
+            norms += tl.sum(x * x * q[None, :], 1)
+    part = r * chunks + c
+    mask = (r < requests)[:, None] & (w < workers)[None, :]
+    tl.store(dots_ptr + part[:, None] * workers + w[None, :], dots, mask=mask)
+    if NORM:
+        mine = tl.where(tl.program_id(2) == 0, requests, 0)
+        tl.store(norms_ptr + part, norms, mask=r < mine)
+
+
+@device_kernel
+def score_finish_kernel(  # type: ignore[no-untyped-def]
+    dots_ptr, norms_ptr, prior_ptr, tokens_ptr, scores_ptr, workers, chunks, shrinkage,
+    CHUNKS: tl.constexpr, WORKERS: tl.constexpr, NORM: tl.constexpr, PRIOR: tl.constexpr,
+    TOKENS: tl.constexpr,
+) -> None:  # fmt: skip
+    """scores[r,w] = (sum_c dots[r,c,w] + prior[w]) / |norm or tokens + shrinkage|.
+
+    Grid (requests, tiles of WORKERS). Each program writes scores[r, tile]; the order of the sum is
+    fixed by CHUNKS.
+    """
+    r = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, CHUNKS)
+    w = tl.program_id(1) * WORKERS + tl.arange(0, WORKERS)
+    part = r * chunks + c
+    mask = (c < chunks)[:, None] & (w < workers)[None, :]
+    dots = tl.load(dots_ptr + part[:, None] * workers + w[None, :], mask=mask, other=0.0)
+    total = tl.sum(dots, 0)
+    if PRIOR:
+        total += tl.load(prior_ptr + w, mask=w < workers, other=0.0)
+    if NORM:
+        norm = tl.sum(tl.load(norms_ptr + part, mask=c < chunks, other=0.0), 0)
+        total = total / tl.sqrt(tl.maximum(norm, 1e-24))
+    if TOKENS:
+        tokens = tl.load(tokens_ptr + r).to(tl.float32) + shrinkage
+        total = total / tl.maximum(tokens, 1e-12)
+    tl.store(scores_ptr + r * workers + w, total, mask=w < workers)
+
+
+COLUMNS = 512  # cells of one program
+TILE_REQUESTS = 16  # the smallest tile of tl.dot; fewer requests go row by row
+
+
+def score_triton(
+    counts: Tensor,
+    vectors: Tensor,
+    prior: Tensor | None,
+    squares: Tensor | None,
+    tokens: Tensor | None,
+    shrinkage: float,
+    scores: Tensor,
+) -> None:
+    """Launches the partial sums, then the epilogue; arguments as the op's, already checked."""
+    requests, layers, experts = counts.shape
+    cells, workers = layers * experts, vectors.shape[0]
+    dots, norms = partials(counts.device, requests, cells, workers)
+    given = vectors if squares is None else squares
+    if requests < TILE_REQUESTS or workers < 16:
+        score_rows_kernel[(requests, dots.shape[1])](
+            counts, vectors, given, dots, norms, cells, workers, COLUMNS=COLUMNS, WORKERS=16,
+            NORM=squares is not None, num_warps=4,
+        )  # fmt: skip
+    else:
+        tile = 64 if workers > 32 else 32
+        grid = (ceil_div(requests, TILE_REQUESTS), dots.shape[1], ceil_div(workers, tile))
+        score_tile_kernel[grid](
+            counts, vectors, given, dots, norms, requests, cells, workers, dots.shape[1],
+            COLUMNS=COLUMNS, REQUESTS=TILE_REQUESTS, WORKERS=tile, STEP=32,
+            NORM=squares is not None, num_warps=4,
+        )  # fmt: skip
+    finish_scores(dots, norms, prior, squares, tokens, shrinkage, scores)
+
+
+def partials(
+    device: torch.device, requests: int, cells: int, workers: int
+) -> tuple[Tensor, Tensor]:
+    """Scratch for partial sums: dots [R, C, W] and norms [R, C], float32."""
+    chunks = ceil_div(cells, COLUMNS)
+    dots = torch.empty((requests, chunks, workers), dtype=torch.float32, device=device)
+    return dots, torch.empty((requests, chunks), dtype=torch.float32, device=device)
+
+
+def finish_scores(
+    dots: Tensor,
+    norms: Tensor,
+    prior: Tensor | None,
+    squares: Tensor | None,
+    tokens: Tensor | None,
+    shrinkage: float,
+    scores: Tensor,
+) -> None:
+    """Launches `score_finish_kernel` on the partial sums."""
+    requests, chunks, workers = dots.shape
+    width = power_of_two(min(workers, 64), least=16)
+    score_finish_kernel[(requests, ceil_div(workers, width))](
+        dots, norms, dots if prior is None else prior, dots if tokens is None else tokens, scores,
+        workers, chunks, float(shrinkage), CHUNKS=power_of_two(chunks), WORKERS=width,
+        NORM=squares is not None, PRIOR=prior is not None, TOKENS=tokens is not None, num_warps=4,
+    )  # fmt: skip
 
 
 _op = declare(
