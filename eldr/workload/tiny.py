@@ -1,4 +1,4 @@
-"""The bundled demo model (a trained tiny Qwen3-MoE) and the held-out prompts that go with it.
+"""The bundled demo model (a trained tiny Qwen3-MoE), held-out prompts, and a trace of its routing.
 
 Loads neither torch nor NumPy: the command line reads prompts and geometry from here.
 """
@@ -15,6 +15,8 @@ from eldr.geometry import Geometry
 _HERE = Path(__file__).resolve().parent
 MODEL_DIR = _HERE / "tiny_moe"
 PROMPT_DIR = _HERE / "prompts"
+# 420 requests of this model in seven domains, in the format of `eldr.workload.traces`.
+TRACE_PATH = _HERE / "tiny_trace" / "trace.npz"
 
 GEOMETRY = Geometry(layers=4, experts=64, top_k=4)
 DOMAINS = ("legal", "code_py", "math", "med")
