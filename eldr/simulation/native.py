@@ -68,6 +68,14 @@ class NativePool:
         _LIBRARY.simulate_totals(self._pool, worker, scalar, distinct, use)
         seconds, steps, tokens, kv, slowest, running, waiting, reserved = scalar.tolist()
         return Totals(
-            seconds, int(steps), int(tokens), kv, slowest, int(running), int(waiting),
-            int(reserved), distinct, use,
+            seconds,
+            int(steps),
+            int(tokens),
+            kv,
+            slowest,
+            int(running),
+            int(waiting),
+            int(reserved),
+            distinct,
+            use,
         )

@@ -46,7 +46,9 @@ class PoolConfig:
         if self.max_batch < 1 or self.kv_tokens < 1:
             raise ValueError("pool: max_batch and kv_tokens must be positive")
         if self.expected and self.expert_ranks > 1:
-            raise ValueError("pool: expected-value mode does not model the slowest of several ranks")
+            raise ValueError(
+                "pool: expected-value mode does not model the slowest of several ranks"
+            )
 
 
 class Completion(NamedTuple):

@@ -74,6 +74,8 @@ def rank_masks(geometry: Geometry, ranks: int) -> npt.NDArray[np.uint64]:
     if not 1 <= ranks <= geometry.experts:
         raise ValueError(f"expert parallelism: {ranks} ranks cannot share {geometry.experts}")
     owner = np.arange(geometry.experts) * ranks // geometry.experts
-    held = [bit_sets(np.flatnonzero(owner == r)[None, None, :], geometry.experts)[0, 0]
-            for r in range(ranks)]
+    held = [
+        bit_sets(np.flatnonzero(owner == r)[None, None, :], geometry.experts)[0, 0]
+        for r in range(ranks)
+    ]
     return np.ascontiguousarray(np.repeat(np.stack(held)[:, None], geometry.layers, axis=1))

@@ -158,8 +158,13 @@ class Run:
             self._happen(event)
         self._until(math.inf)
         outcome = Outcome(
-            self._traffic, self._first, self._end, self._worker, self._status,
-            [self._pool.totals(w) for w in range(self._routers.created)], self._fallbacks,
+            self._traffic,
+            self._first,
+            self._end,
+            self._worker,
+            self._status,
+            [self._pool.totals(w) for w in range(self._routers.created)],
+            self._fallbacks,
         )
         self._check(outcome)
         return outcome
@@ -232,7 +237,9 @@ class Run:
             ConservationError: otherwise.
         """
         if (outcome.status == PENDING).any():
-            raise ConservationError(f"{int((outcome.status == PENDING).sum())} requests never ended")
+            raise ConservationError(
+                f"{int((outcome.status == PENDING).sum())} requests never ended"
+            )
         done = outcome.status == DONE
         if (outcome.end[done] < outcome.first_token[done]).any():
             raise ConservationError("a request ended before its first token")
@@ -240,7 +247,9 @@ class Run:
             raise ConservationError("a request's first token came before the request")
         left = sum(t.running + t.waiting + t.reserved for t in outcome.totals)
         if left or self._routers.running:
-            raise ConservationError(f"{left} in the pool, {self._routers.running} reserved at the end")
+            raise ConservationError(
+                f"{left} in the pool, {self._routers.running} reserved at the end"
+            )
         made = sum(t.tokens for t in outcome.totals)
         due = int((self._traffic.arrivals.output_tokens[done] - 1).sum())
         failed = bool((outcome.status == FAILED).any())
@@ -252,6 +261,4 @@ class Run:
 def signatures(trace: ExpertTrace) -> list[Signature]:
     """The exact prompt signature of every recorded request."""
     tokens = (trace.cuts - trace.offsets[:-1]).tolist()
-    return [
-        Signature(counts, n) for counts, n in zip(trace.prompt_counts, tokens, strict=True)
-    ]
+    return [Signature(counts, n) for counts, n in zip(trace.prompt_counts, tokens, strict=True)]

@@ -75,9 +75,7 @@ class Traffic:
         return len(self.rows)
 
 
-def draw(
-    trace: ExpertTrace, rows: Index, mix: Mix | str, arrivals: Arrivals, seed: int
-) -> Traffic:
+def draw(trace: ExpertTrace, rows: Index, mix: Mix | str, arrivals: Arrivals, seed: int) -> Traffic:
     """Gives each arrival a recorded request: its domain by the mix, then any of its rows.
 
     Args:

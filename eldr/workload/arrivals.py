@@ -100,9 +100,7 @@ class Arrivals:
         return Arrivals(times - times[0], self.input_tokens[pick], self.output_tokens[pick])
 
 
-def poisson(
-    rate: float, requests: int, seed: int, *, output_tokens: int | None = None
-) -> Arrivals:
+def poisson(rate: float, requests: int, seed: int, *, output_tokens: int | None = None) -> Arrivals:
     """Independent arrivals, `rate` per second.
 
     Args:
@@ -150,7 +148,9 @@ def load(path: str | Path, name: str = "") -> Arrivals:
         if not len(rows):
             raise ArrivalsError("no request with input and output tokens")
         return Arrivals(
-            (rows[:, 0] - rows[0, 0]) / 1e3, rows[:, 1].astype(np.int64), rows[:, 2].astype(np.int64)
+            (rows[:, 0] - rows[0, 0]) / 1e3,
+            rows[:, 1].astype(np.int64),
+            rows[:, 2].astype(np.int64),
         )
     except FileNotFoundError:
         raise
