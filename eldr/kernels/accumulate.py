@@ -91,8 +91,11 @@ def accumulate_kernel(  # type: ignore[no-untyped-def]
                     total = tl.zeros([EP], tl.int32)
                     for step in range(0, BSP, STEP):
                         token = head + step + tl.arange(0, STEP)
-                        inside = (step + tl.arange(0, STEP) < BS) & (token < tokens)
-                        at = tl.load(slots_ptr + token, mask=inside, other=-1)
+                        if STEP == BSP:  # one step: the block's slots are already here
+                            at = s
+                        else:
+                            inside = (step + tl.arange(0, STEP) < BS) & (token < tokens)
+                            at = tl.load(slots_ptr + token, mask=inside, other=-1)
                         mine = (at >= base) & (at < base + BS)
                         cell = token.to(tl.int64)[:, None] * STRIDE_T + layer * STRIDE_L
                         used = mine[:, None] & (k < K)[None, :]

@@ -8,9 +8,47 @@ checkers only; it becomes a real global here.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
+
+_recorded: list[Launch] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """One launch as it would have happened: what an offline compilation needs.
+
+    Attributes:
+        kernel: the kernel.
+        grid: number of programs per axis.
+        arguments: every parameter by name, tensors as meta tensors, in the kernel's order.
+        constants: the names of those that are compile-time constants.
+        options: num_warps, num_stages, enable_fp_fusion.
+    """
+
+    kernel: DeviceKernel
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    constants: tuple[str, ...]
+    options: dict[str, int | bool]
+
+
+@contextlib.contextmanager
+def record_launches() -> Iterator[list[Launch]]:
+    """Within the block launches are listed instead of run: call a launcher on meta tensors.
+
+    Not thread-safe; for reports and tests.
+    """
+    global _recorded
+    previous, _recorded = _recorded, []
+    try:
+        yield _recorded
+    finally:
+        _recorded = previous
 
 
 class DeviceKernel:
@@ -32,8 +70,18 @@ class DeviceKernel:
         return self._jit
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        if _recorded is not None:
+            return lambda *args, **kwargs: self._record(grid, args, kwargs)
         launcher: Callable[..., Any] = self.jit[grid]
         return launcher
+
+    def _record(self, grid: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        parameters = inspect.signature(self.function).parameters
+        constants = tuple(n for n, p in parameters.items() if "constexpr" in str(p.annotation))
+        options = {key: kwargs.pop(key) for key in list(kwargs) if key not in parameters}
+        bound = inspect.signature(self.function).bind(*args, **kwargs)
+        assert _recorded is not None, "only called while recording"
+        _recorded.append(Launch(self, grid, bound.arguments, constants, options))
 
 
 def device_kernel(function: Callable[..., None]) -> DeviceKernel:
