@@ -1,0 +1,157 @@
+"""Randomised traffic through one real engine, every signature compared with a reference.
+
+    python -m eldr.engine.testing.churn '{"family": "qwen3_moe", "runner": "v1", ...}'
+
+runs one case in this process and prints one JSON object; `benchmarks/churn.py` runs many.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eldr.engine.testing import families, inprocess, plan
+from eldr.engine.testing.slotlog import SlotLog
+from eldr.geometry import Geometry
+from eldr.signature import decode
+
+MAX_LEN = 384
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One engine and its traffic.
+
+    Attributes:
+        family: of `families.MOE`.
+        runner: vLLM's model runner, `v1` or `v2`.
+        requests: how many to send.
+        seed: of the traffic.
+        block_size: tokens per KV block.
+        chunk: tokens per step at most; prompts longer than this arrive in chunks.
+        blocks: KV blocks in the pool; a few dozen force eviction and preemption.
+        connector: whether evicted prefixes come back from files, through a KV connector.
+    """
+
+    family: str
+    runner: str
+    requests: int
+    seed: int
+    block_size: int = 32
+    chunk: int = 100
+    blocks: int = 26
+    connector: bool = False
+
+
+def run(case: Case, folder: Path) -> dict[str, Any]:
+    """The case's counts; see `summary` for their meaning."""
+    llm = _start(case, folder)
+    hook = inprocess.worker(llm).model_runner.eldr
+    log = SlotLog(llm)
+    traffic = plan.make(random.Random(case.seed), case.requests, case.block_size, MAX_LEN)
+    with_eldr = plan.drive(llm, traffic)
+    geometry = hook._capture.geometry
+    result = _compare(case, with_eldr, log, geometry)
+    switch_off(llm)
+    without = plan.drive(llm, traffic)
+    different = [
+        name
+        for name, done in with_eldr.items()
+        if not done.aborted and done.tokens != without[name].tokens
+    ]
+    result["outputs_equal"] = not different
+    result["outputs_different"] = len(different)
+    return result
+
+
+def switch_off(llm: Any) -> None:
+    """Leaves the engine as if ELDR had never been configured, with an empty prefix cache."""
+    from vllm.model_executor.layers.fused_moe.layer import MoERunner
+
+    runner = inprocess.worker(llm).model_runner
+    runner.eldr = inprocess.scheduler(llm).eldr = None
+    for module in runner.model.modules():
+        if isinstance(module, MoERunner):
+            module.router.set_capture_fn(None)
+    if not llm.reset_prefix_cache():
+        raise RuntimeError("the prefix cache is still in use")
+
+
+def _start(case: Case, folder: Path) -> Any:
+    extra: dict[str, Any] = {}
+    if case.connector:
+        extra["kv_transfer_config"] = {
+            "kv_connector": "ExampleConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"shared_storage_path": str(folder / "kv")},
+        }
+    elif case.runner == "v2":
+        extra["enable_return_routed_experts"] = True
+    return inprocess.start(
+        str(families.make(case.family, folder)),
+        case.runner,
+        skip_tokenizer_init=True,
+        block_size=case.block_size,
+        max_model_len=MAX_LEN,
+        max_num_seqs=8,
+        max_num_batched_tokens=case.chunk,
+        num_gpu_blocks_override=case.blocks,
+        additional_config={"eldr": {"role": "both"}},
+        **extra,
+    )
+
+
+def _compare(
+    case: Case, done: dict[str, plan.Done], log: SlotLog, geometry: Geometry
+) -> dict[str, Any]:
+    expected = {name.rsplit(plan.MARK, 1)[0]: found for name, found in log.expected.items()}
+    mismatches = lies = compared = 0
+    cases: Counter[str] = Counter(preemptions=log.preemptions, loaded_tokens=log.loaded_tokens)
+    for name, request in done.items():
+        cases.update(request.kinds)
+        if request.aborted or not request.asked:
+            continue
+        compared += 1
+        found = decode(request.signature, geometry)
+        want = expected[name]
+        mismatches += int(np.abs(found.counts.astype(np.int64) - want.counts).sum())
+        lies += abs(found.coverage - want.coverage) > 1e-9
+        cases["coverage_below_1"] += found.coverage < 1
+        if request.routed is not None and found.coverage == 1:
+            cases["checked_with_routed_experts"] += 1
+            mismatches += _routed_difference(request.routed, found.counts)
+    return {
+        **asdict(case),
+        "compared": compared,
+        "mismatches": mismatches,
+        "coverage_lies": lies,
+        "by_case": dict(sorted(cases.items())),
+    }
+
+
+def _routed_difference(routed: Any, counts: Any) -> int:
+    """Counts that differ from vLLM's own ids [tokens, all layers, K]; dense layers are first."""
+    layers, experts = counts.shape
+    ids = routed[:, routed.shape[1] - layers :]
+    own = np.stack([np.bincount(ids[:, n].ravel(), minlength=experts) for n in range(layers)])
+    return int(np.abs(own.astype(np.int64) - counts).sum())
+
+
+def main() -> int:
+    """Runs the case given as JSON and prints its result."""
+    case = Case(**json.loads(sys.argv[1]))
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(run(case, Path(folder))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""An independent account of routing: the ids of every KV slot, and whose token wrote them.
+
+It shares nothing with the signature cache but vLLM's block tables: own capture callbacks, ids
+per slot instead of histograms per block, no rule about when a block starts anew. A slot's
+entry is valid for a prompt if the slot was last written with the same token after the same
+prefix, and not loaded from elsewhere since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from eldr.engine.testing import inprocess
+
+_EXTERNAL = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a prompt's signature must be.
+
+    Attributes:
+        counts: uint32 [L, E], hits of the tokens in wholly valid blocks.
+        coverage: share of the prompt's tokens in those blocks.
+    """
+
+    counts: npt.NDArray[np.uint32] = field(repr=False)
+    coverage: float
+
+
+class SlotLog:
+    """Watches an engine made by `inprocess.start`; call `detach` to leave it as it was."""
+
+    def __init__(self, llm: Any) -> None:
+        self._scheduler = inprocess.scheduler(llm)
+        self._runner = inprocess.worker(llm).model_runner
+        hook = self._runner.eldr
+        self._group = hook._layout.group
+        self._block_size = hook._layout.block_size
+        self._experts = int(self._runner.model_config.get_num_experts())
+        self._step: dict[int, npt.NDArray[Any]] = {}
+        self._owner: dict[int, int] = {}
+        self._ids: dict[int, npt.NDArray[Any]] = {}
+        self._prefixes: dict[str, list[int]] = {}
+        self.expected: dict[str, Expected] = {}
+        self.preemptions = 0
+        self.loaded_tokens = 0
+        self._bind()
+        self._after_forward = hook.after_forward
+        hook.after_forward = self._watch
+
+    def _bind(self) -> None:
+        from vllm.model_executor.layers.fused_moe.layer import MoERunner
+
+        for module in self._runner.model.modules():
+            if isinstance(module, MoERunner):
+                router = module.router
+                record = partial(self._record, module.layer_id, router.capture_fn)
+                router.set_capture_fn(record)
+
+    def _record(
+        self, layer: int, following: Callable[[torch.Tensor], None], ids: torch.Tensor
+    ) -> None:
+        self._step[layer] = ids.detach().to(torch.int16).cpu().numpy().copy()
+        following(ids)
+
+    def _watch(self, slot_mappings: Any, num_tokens: int, output: Any) -> None:
+        self._loads(output)
+        self.preemptions += len(output.preempted_req_ids or ())
+        slots = slot_mappings[self._group][:num_tokens].tolist()
+        ids = np.stack([self._step[layer][:num_tokens] for layer in sorted(self._step)], axis=1)
+        row = {slot: index for index, slot in enumerate(slots)}
+        for request, count in output.num_scheduled_tokens.items():
+            done = self._scheduler.requests[request].num_computed_tokens
+            table, prefix = self._table(request), self._prefix(request, done)
+            for position in range(done - count, done):
+                slot = self._slot(table, position)
+                self._ids[slot] = ids[row[slot]]
+                self._owner[slot] = prefix[position]
+        for end in output.eldr_metadata.ends if output.eldr_metadata else ():
+            self.expected[end.request] = self._expect(end.request)
+        self._after_forward(slot_mappings, num_tokens, output)
+
+    def _loads(self, output: Any) -> None:
+        """Slots that a connector (of the kind of vLLM's ExampleConnector) fills in this step."""
+        for load in getattr(output.kv_connector_metadata, "requests", ()):
+            if not load.is_store:
+                slots = load.slot_mapping.tolist()
+                self.loaded_tokens += len(slots)
+                self._owner.update(dict.fromkeys(slots, _EXTERNAL))
+
+    def _expect(self, request: str) -> Expected:
+        state = self._scheduler.requests[request]
+        tokens, size = state.num_prompt_tokens, self._block_size
+        table, prefix = self._table(request), self._prefix(request, tokens)
+        valid = [
+            table[p // size] != 0 and self._owner.get(self._slot(table, p)) == prefix[p]
+            for p in range(tokens)
+        ]
+        kept: list[int] = []
+        for start in range(0, tokens, size):
+            stop = min(start + size, tokens)
+            if all(valid[start:stop]):
+                kept += [self._slot(table, p) for p in range(start, stop)]
+        layers = len(self._step)
+        counts = np.zeros((layers, self._experts), np.uint32)
+        for slot in kept:
+            for layer in range(layers):
+                np.add.at(counts[layer], self._ids[slot][layer], 1)
+        return Expected(counts, len(kept) / tokens)
+
+    def _table(self, request: str) -> Sequence[int]:
+        blocks: Sequence[int] = self._scheduler.kv_cache_manager.get_block_ids(request)[self._group]
+        return blocks
+
+    def _slot(self, table: Sequence[int], position: int) -> int:
+        size = self._block_size
+        return int(table[position // size]) * size + position % size
+
+    def _prefix(self, request: str, tokens: int) -> list[int]:
+        """Hashes of the request's first 1, 2, ... tokens; 0 never occurs."""
+        known = self._prefixes.setdefault(request, [])
+        ids = self._scheduler.requests[request].all_token_ids
+        while len(known) < tokens:
+            last = known[-1] if known else 1
+            known.append(hash((last, ids[len(known)])) or 1)
+        return known
