@@ -57,7 +57,7 @@ def start(config: RouterConfig) -> int:
         uvloop.run(serve(config))
     except (StartError, ConfigError) as error:
         print(f"eldr serve: {error}", file=sys.stderr)
-        return CANNOT_TELL
+        return USAGE if isinstance(error, ConfigError) else CANNOT_TELL
     except (KeyboardInterrupt, asyncio.CancelledError):
         return DONE
     return DONE

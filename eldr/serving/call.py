@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
@@ -35,7 +36,10 @@ class Call:
         headers: header lines that both legs get, ready to be sent.
         prefix: first bytes of the prompt, for prefill affinity.
         expires: loop time at which the request ends, whatever it does.
+        started: `time.perf_counter()` when the body was there.
         prefill_worker: who did the prefill, "" before that.
+        ttft: seconds to the first byte of a stream, None before it.
+        broken: the stream ended with an error event.
     """
 
     request: web.BaseRequest
@@ -46,7 +50,14 @@ class Call:
     headers: bytes
     prefix: bytes
     expires: float
+    started: float = field(default_factory=time.perf_counter)
     prefill_worker: str = ""
+    ttft: float | None = None
+    broken: bool = False
+
+    def first_byte(self) -> None:
+        """Marks the moment at which the client gets its first byte."""
+        self.ttft = time.perf_counter() - self.started
 
 
 def open_call(request: web.BaseRequest, path: str, body: Body, expires: float) -> Call:

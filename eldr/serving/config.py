@@ -20,7 +20,12 @@ _SECONDS = (
     "first_byte_timeout",
     "idle_timeout",
     "connect_timeout",
+    "eject_seconds",
+    "health_interval",
+    "health_timeout",
 )
+_AT_LEAST_ONE = ("attempts", "eject_failures", "health_failures", "decision_buffer", "max_body")
+_NOT_NEGATIVE = ("retry_budget", "slow_start", "tau", "min_coverage")
 
 
 def _option(default: Any, group: str, text: str, *, secret: bool = False) -> Any:
@@ -39,7 +44,7 @@ class RouterConfig:
 
     policy: str = _option("least_requests", "routing", "rule that picks the decode worker")
     partition: str = _option("", "routing", "fitted partition file, for policies that need one")
-    tau: float = _option(0.05, "routing", "width of the locality band")
+    tau: float = _option(0.1, "routing", "width of the locality band")
     min_coverage: float = _option(
         0.5, "routing", "signatures that cover a smaller share of the prompt are not used"
     )
@@ -59,8 +64,16 @@ class RouterConfig:
         120.0, "limits", "longest silence of a worker in the middle of an answer"
     )
     connect_timeout: float = _option(5.0, "limits", "time to connect to a worker")
-    attempts: int = _option(3, "limits", "tries per leg, each on another worker")
     max_body: int = _option(64 * 2**20, "limits", "largest request body")
+
+    attempts: int = _option(5, "faults", "tries per leg, each on another worker while there is one")
+    retry_budget: float = _option(0.5, "faults", "retries that each request earns for all")
+    eject_failures: int = _option(5, "faults", "consecutive failed requests that eject a worker")
+    eject_seconds: float = _option(5.0, "faults", "first pause before an ejected worker is tried")
+    slow_start: float = _option(20.0, "faults", "ramp of a worker that came back; 0: none")
+    health_interval: float = _option(5.0, "faults", "pause between health checks")
+    health_timeout: float = _option(3.0, "faults", "time that a health check may take")
+    health_failures: int = _option(3, "faults", "consecutive failed checks that take a worker down")
 
     decision_buffer: int = _option(1000, "observe", "decisions kept for GET /eldr/decisions")
     worker_headers: bool = _option(
@@ -80,8 +93,12 @@ class RouterConfig:
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}: must be positive, got {getattr(self, name)!r}")
-        if self.attempts < 1:
-            raise ConfigError(f"attempts: must be at least 1, got {self.attempts}")
+        for name in _AT_LEAST_ONE:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: must be at least 1, got {getattr(self, name)!r}")
+        for name in _NOT_NEGATIVE:
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name}: must not be negative, got {getattr(self, name)!r}")
         for name in ("prefill", "decode"):
             urls = getattr(self, name)
             if not urls:

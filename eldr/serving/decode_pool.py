@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Collection
+from collections.abc import Iterable
 from itertools import count
 
 import orjson
@@ -12,14 +11,14 @@ import orjson
 from eldr.routing.decision import Decision
 from eldr.routing.fleet import Fleet, NoWorkerError
 from eldr.routing.request import Reason, RouteRequest
+from eldr.routing.worker import Worker
 from eldr.serving.answers import Prefilled
 from eldr.serving.call import Call
 from eldr.serving.decisions import DecisionBuffer, Record
 from eldr.serving.endpoints import Endpoint
 from eldr.serving.metrics import Metrics
+from eldr.serving.pool import Names, Pool
 from eldr.signature import Signature, SignatureError, decode
-
-log = logging.getLogger(__name__)
 
 
 class Ticket:
@@ -46,36 +45,48 @@ class Ticket:
         self._pool.release(self)
 
 
-class DecodePool:
-    """The decode endpoints, and the fleet that decides among them."""
+class DecodePool(Pool):
+    """The decode workers; the fleet decides among those that may get a request."""
 
     def __init__(
         self,
-        endpoints: Collection[Endpoint],
+        endpoints: Iterable[Endpoint],
         fleet: Fleet,
         metrics: Metrics,
         decisions: DecisionBuffer,
         *,
         worker_headers: bool = False,
     ) -> None:
-        self._by_name = {endpoint.name: endpoint for endpoint in endpoints}
         self.fleet = fleet
         self._metrics = metrics
         self._decisions = decisions
         self._worker_headers = worker_headers
         self._ids = count()
+        super().__init__("decode", endpoints)
 
-    @property
-    def endpoints(self) -> list[Endpoint]:
-        """All decode endpoints."""
-        return list(self._by_name.values())
+    def join(self, endpoint: Endpoint) -> None:
+        """Adds a member, to the fleet as well."""
+        super().join(endpoint)
+        self.fleet.join(Worker(endpoint.name, str(endpoint.base), endpoint.rank))
+
+    def drain(self, name: str, draining: bool = True) -> None:
+        """Stops, or resumes, giving a member new requests."""
+        super().drain(name, draining)
+        self.fleet.drain(name, draining)
+
+    def settle(self, endpoint: Endpoint) -> bool:
+        """Lets a leaving member go once it is idle; True if it went now."""
+        gone = super().settle(endpoint)
+        if gone:
+            self.fleet.leave(endpoint.name)
+        return gone
 
     def reserve(
         self,
         call: Call,
         prefilled: Prefilled,
-        failed: Collection[str] = (),
-        band: Collection[str] = (),
+        failed: Names = frozenset(),
+        band: Names = frozenset(),
     ) -> Ticket | None:
         """Picks a worker and reserves it in the same step; None if there is no candidate.
 
@@ -99,7 +110,7 @@ class DecodePool:
         if decision is None:
             return None
         elapsed = time.perf_counter() - start
-        endpoint = self._by_name[decision.worker.name]
+        endpoint = self._members[decision.worker.name]
         endpoint.running += 1
         self._record(call, decision, request, elapsed)
         ticket = Ticket(self, endpoint, decision)
@@ -115,18 +126,26 @@ class DecodePool:
         """Ends a reservation; later calls for the same ticket do nothing."""
         if self.fleet.release(ticket.decision.request_id):
             ticket.endpoint.running -= 1
+            if ticket.endpoint.leaving:
+                self.settle(ticket.endpoint)
 
-    def _decide(
-        self, request: RouteRequest, failed: Collection[str], band: Collection[str]
-    ) -> Decision | None:
+    def _decide(self, request: RouteRequest, failed: Names, band: Names) -> Decision | None:
         if band and failed:
-            outside = [name for name in self._by_name if name in failed or name not in band]
-            try:
-                return self.fleet.reserve(request, outside)
-            except NoWorkerError:
-                log.debug("no other worker of the band for %s", request.id)
+            # Other workers of the failed one's band are as good a choice as it was.
+            failed_or_outside = failed | (self._members.keys() - band)
+            out = next(iter(self.exclusions(failed_or_outside)))
+            decision = self._try(request, out)
+            if decision is not None:
+                return decision
+        for out in self.exclusions(failed):
+            decision = self._try(request, out)
+            if decision is not None:
+                return decision
+        return None
+
+    def _try(self, request: RouteRequest, out: Names) -> Decision | None:
         try:
-            return self.fleet.reserve(request, failed)
+            return self.fleet.reserve(request, out)
         except NoWorkerError:
             return None
 

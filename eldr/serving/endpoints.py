@@ -6,6 +6,7 @@ from typing import Literal
 
 from yarl import URL
 
+from eldr.serving.condition import Condition, Rules
 from eldr.serving.config import ConfigError
 from eldr.serving.origins import Client
 
@@ -22,12 +23,34 @@ class Endpoint:
         name: the URL, with `@rank` for one rank of a data-parallel engine.
         origin: its connections.
         running: requests that the router has sent and not seen the end of.
+        condition: whether it gets requests.
+        leaving: it goes once its last request has ended.
+        salt: its part of rendezvous hashes.
     """
 
-    __slots__ = ("_common", "_heads", "base", "name", "origin", "rank", "role", "running")
+    __slots__ = (
+        "_common",
+        "_heads",
+        "base",
+        "condition",
+        "leaving",
+        "name",
+        "origin",
+        "rank",
+        "role",
+        "running",
+        "salt",
+    )
 
     def __init__(
-        self, role: Role, base: URL, client: Client, *, rank: int | None = None, key: str = ""
+        self,
+        role: Role,
+        base: URL,
+        client: Client,
+        *,
+        rank: int | None = None,
+        key: str = "",
+        rules: Rules | None = None,
     ) -> None:
         self.role = role
         self.base = base
@@ -36,6 +59,9 @@ class Endpoint:
         # `worker_url` saw to host and port.
         self.origin = client.origin(base.host or "", base.port or 0, tls=base.scheme == "https")
         self.running = 0
+        self.condition = Condition(rules or Rules())
+        self.leaving = False
+        self.salt = self.name.encode()
         lines = [f"Host: {base.host_port_subcomponent}"]
         if rank is not None:
             lines.append(f"X-data-parallel-rank: {rank}")

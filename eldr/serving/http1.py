@@ -46,6 +46,8 @@ class Connection(asyncio.Protocol):
         idle_limit: seconds of silence that may follow a byte.
         expires: loop time at which the exchange ends, whatever it does.
         used: exchanges begun on this connection.
+        heard_at: loop time of the exchange's start or last byte.
+        idle_since: loop time at which the last exchange ended.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -53,6 +55,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.used = 0
         self.idle_since = 0.0
+        self.heard_at = 0.0
         self._reset()
 
     def _reset(self) -> None:
@@ -85,8 +88,9 @@ class Connection(asyncio.Protocol):
         if not self._active or self.complete:
             self.close()
             return
+        self.heard_at = self._loop.time()
         if not self._paused:
-            self.deadline = self._loop.time() + self.idle_limit
+            self.deadline = self.heard_at + self.idle_limit
         if not self.status:
             self._head_bytes += len(data)
         try:
@@ -171,6 +175,7 @@ class Connection(asyncio.Protocol):
             self._reset()
         self.used += 1
         self._active = True
+        self.heard_at = self._loop.time()
         if self._transport is None:
             self.fail("reset", "the worker closed the connection")
         else:

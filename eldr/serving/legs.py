@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -13,16 +15,31 @@ from eldr.serving.decode_pool import DecodePool, Ticket
 from eldr.serving.endpoints import Endpoint
 from eldr.serving.errors import ClientError
 from eldr.serving.http1 import UpstreamError
+from eldr.serving.kv_release import KvRelease
+from eldr.serving.metrics import Metrics
+from eldr.serving.pool import Pool
 from eldr.serving.prefill_pool import PrefillPool
 from eldr.serving.relay import Truncated, end_broken_stream, relay_events
+from eldr.serving.retry import RetryBudget
 from eldr.serving.upstream import Answer, Attempt, Exchange, Limits, open_exchange
 
 log = logging.getLogger(__name__)
 
 # Answers by which a worker says "not here, not now": another worker may take the request.
-_ELSEWHERE = frozenset({429, 502, 503, 504})
+_FULL = frozenset({429, 503})
+_ELSEWHERE = _FULL | {502, 504}
 _STATUS = {"connect": 503, "reset": 502, "malformed": 502, "timeout": 504}
 _LONGEST_ANSWER = 2**28
+
+Failure = UpstreamError | Answer
+
+
+@dataclass(frozen=True, slots=True)
+class LegLimits:
+    """Seconds that a worker may take to its first byte, and between two of them."""
+
+    first_byte: float
+    idle: float
 
 
 class Legs:
@@ -33,15 +50,17 @@ class Legs:
         prefill: PrefillPool,
         decode: DecodePool,
         *,
-        attempts: int,
-        first_byte: float,
-        idle: float,
+        budget: RetryBudget,
+        limits: LegLimits,
+        metrics: Metrics,
+        kv_release: KvRelease,
     ) -> None:
         self._prefill = prefill
         self._decode = decode
-        self._attempts = attempts
-        self._first_byte = first_byte
-        self._idle = idle
+        self._budget = budget
+        self._limits = limits
+        self._metrics = metrics
+        self._kv_release = kv_release
 
     async def serve(self, call: Call) -> web.StreamResponse:
         """Both legs; returns when the client has its last byte.
@@ -49,6 +68,7 @@ class Legs:
         Raises:
             ClientError: no worker could serve the request.
         """
+        self._budget.earn()
         prefilled = await self.prefill(call)
         if isinstance(prefilled, Answer):
             return _pass(prefilled)
@@ -57,99 +77,180 @@ class Legs:
     async def prefill(self, call: Call) -> Prefilled | Answer:
         """The prefill leg; an `Answer` is a refusal that the client should see."""
         body = call.body.prefill()
-        tried: set[Endpoint] = set()
-        last: UpstreamError | Answer | None = None
-        for _ in range(self._attempts):
-            endpoint = self._prefill.choose(call.prefix, tried)
+        failed: set[str] = set()
+        last: Failure | None = None
+        for attempt in range(self._budget.rules.attempts):
+            if attempt and not await self._again("prefill", attempt):
+                break
+            endpoint = self._prefill.choose(call.prefix, failed)
+            if endpoint is None and failed:
+                failed.clear()  # everyone failed once: the next round may go better
+                endpoint = self._prefill.choose(call.prefix)
             if endpoint is None:
                 break
-            tried.add(endpoint)
-            try:
-                with self._prefill.running(endpoint):
-                    answer = await self._ask(endpoint, call, body)
-                if answer.status == 200:
-                    call.prefill_worker = endpoint.name
-                    return parse_prefill(answer.body)
-                last = answer
-                if answer.status not in _ELSEWHERE:
-                    return answer
-            except UpstreamError as error:
-                last = error
-            except MalformedAnswer as error:
-                last = UpstreamError("malformed", True, str(error))
-            except PushConnector as error:
-                raise ClientError(502, "push_connector", str(error)) from error
+            outcome = await self._prefill_on(endpoint, call, body)
+            if isinstance(outcome, Prefilled):
+                return outcome
+            if isinstance(outcome, Answer) and outcome.status not in _ELSEWHERE:
+                return outcome
+            last = outcome
+            failed.add(endpoint.name)
         return _give_up("prefill", last)
 
     async def decode(self, call: Call, prefilled: Prefilled) -> web.StreamResponse:
         """The decode leg, from the choice of the worker to the client's last byte."""
         failed: set[str] = set()
         band: frozenset[str] = frozenset()
-        last: UpstreamError | Answer | None = None
-        for _ in range(self._attempts):
-            ticket = self._decode.reserve(call, prefilled, failed, band)
-            if ticket is None:
-                break
-            failed.add(ticket.endpoint.name)
-            band = band or ticket.band
-            attempt = Attempt()
-            try:
+        last: Failure | None = None
+        attempt = Attempt()
+        try:
+            for number in range(self._budget.rules.attempts):
+                if number and not await self._again("decode", number):
+                    break
+                if attempt.sent and prefilled.kv is not None:
+                    # The worker may have fetched or freed the KV: only a new prefill surely has it.
+                    again = await self.prefill(call)
+                    if isinstance(again, Answer):
+                        return _pass(again)
+                    prefilled, attempt = again, Attempt()
+                ticket = self._decode.reserve(call, prefilled, failed, band)
+                if ticket is None and failed:
+                    failed.clear()
+                    ticket = self._decode.reserve(call, prefilled)
+                if ticket is None:
+                    break
                 outcome = await self._decode_on(ticket, call, prefilled, attempt)
                 if isinstance(outcome, web.StreamResponse):
                     return outcome
-                last = outcome
-                if outcome.status not in _ELSEWHERE:
+                if isinstance(outcome, Answer) and not _try_elsewhere(outcome, prefilled, number):
                     return _pass(outcome)
-            except UpstreamError as error:
-                last = error
-            finally:
-                ticket.release()
-            if attempt.sent and prefilled.kv is not None:
-                # The worker may have fetched or freed the KV: only a new prefill surely has it.
-                again = await self.prefill(call)
-                if isinstance(again, Answer):
-                    return _pass(again)
-                prefilled = again
-        return _pass(_give_up("decode", last))
+                last = outcome
+                failed.add(ticket.endpoint.name)
+                band = band or ticket.band
+            return _pass(_give_up("decode", last))
+        finally:
+            # No decode worker knows this KV: without a word the prefill worker would keep it until
+            # its lease ends.
+            if not attempt.sent and prefilled.kv is not None:
+                self._kv_release.start(prefilled.kv, self._decode)
 
-    def _limits(self, call: Call) -> Limits:
-        return Limits(self._first_byte, self._idle, call.expires)
+    async def _again(self, leg: str, retry: int) -> bool:
+        """Pays for a retry and pauses before it; False if there must be none."""
+        if not self._budget.spend():
+            self._metrics.retries.labels(leg, "no_budget").inc()
+            return False
+        self._metrics.retries.labels(leg, "retried").inc()
+        await asyncio.sleep(self._budget.pause(retry - 1))
+        return True
 
-    async def _ask(self, endpoint: Endpoint, call: Call, body: bytes) -> Answer:
-        async with await open_exchange(
-            endpoint, call.path, call.headers, body, self._limits(call), Attempt()
-        ) as exchange:
-            return await exchange.answer(_LONGEST_ANSWER)
+    async def _prefill_on(self, endpoint: Endpoint, call: Call, body: bytes) -> Prefilled | Failure:
+        try:
+            with self._prefill.running(endpoint):
+                limits = Limits(self._limits.first_byte, self._limits.idle, call.expires)
+                exchange = await open_exchange(
+                    endpoint, call.path, call.headers, body, limits, Attempt()
+                )
+                async with exchange:
+                    answer = await exchange.answer(_LONGEST_ANSWER)
+            if answer.status == 200:
+                prefilled = parse_prefill(answer.body)
+                self._prefill.succeeded(endpoint)
+                call.prefill_worker = endpoint.name
+                return prefilled
+            _report(self._prefill, endpoint, answer)
+            return answer
+        except UpstreamError as error:
+            self._prefill.failed(endpoint, error)
+            return error
+        except MalformedAnswer as error:
+            failure = UpstreamError("malformed", True, str(error))
+            self._prefill.failed(endpoint, failure)
+            return failure
+        except PushConnector as error:
+            raise ClientError(502, "push_connector", str(error)) from error
 
     async def _decode_on(
         self, ticket: Ticket, call: Call, prefilled: Prefilled, attempt: Attempt
-    ) -> web.StreamResponse | Answer:
-        body = call.body.decode(prefilled.kv)
-        async with await open_exchange(
-            ticket.endpoint, call.path, call.headers, body, self._limits(call), attempt
-        ) as exchange:
-            if exchange.connection.status == 200 and call.body.stream and exchange.streams:
-                return await self._stream(call, ticket, exchange)
-            answer = await exchange.answer(_LONGEST_ANSWER)
-            return answer if answer.status != 200 else _pass(answer, ticket.headers)
+    ) -> web.StreamResponse | Failure:
+        endpoint = ticket.endpoint
+        try:
+            limits = Limits(self._limits.first_byte, self._limits.idle, call.expires)
+            body = call.body.decode(prefilled.kv)
+            exchange = await open_exchange(endpoint, call.path, call.headers, body, limits, attempt)
+            async with exchange:
+                if exchange.connection.status == 200 and call.body.stream and exchange.streams:
+                    return await self._stream(call, ticket, exchange)
+                answer = await exchange.answer(_LONGEST_ANSWER)
+            if answer.status == 200:
+                self._decode.succeeded(endpoint)
+                return _pass(answer, ticket.headers)
+            _report(self._decode, endpoint, answer)
+            return answer
+        except UpstreamError as error:
+            self._decode.failed(endpoint, error)
+            return error
+        finally:
+            ticket.release()
 
     async def _stream(self, call: Call, ticket: Ticket, exchange: Exchange) -> web.StreamResponse:
         # The client's status line waits for the first event: until then another worker can serve.
         first = await exchange.connection.read()
         if not first:
             raise UpstreamError("reset", True, "the stream ended before its first event")
+        if first.startswith(_ERROR_EVENT):
+            raise UpstreamError("reset", True, _error_text(first))
         headers = exchange.passed_headers()
         headers.update(ticket.headers)
         client = web.StreamResponse(status=200, headers=headers)
         await client.prepare(call.request)
+        call.first_byte()
         try:
             await relay_events(exchange.connection, client, first)
+            self._decode.succeeded(ticket.endpoint)
         except Truncated as error:
+            call.broken = True
+            failure = UpstreamError("reset", True, str(error))
+            self._decode.failed(ticket.endpoint, failure)
             log.warning("%s: %s broke off: %s", call.request_id, ticket.endpoint.name, error)
             await end_broken_stream(
                 client, f"the decode worker's stream broke off ({error}); the text is incomplete"
             )
         return client
+
+
+_ERROR_EVENT = b'data: {"error"'
+
+
+def _error_text(event: bytes) -> str:
+    return f"the worker's first event is an error: {event[6:300].decode('utf-8', 'replace')}"
+
+
+def _try_elsewhere(answer: Answer, prefilled: Prefilled, number: int) -> bool:
+    """Whether another worker may do better.
+
+    A 500 is the worker's own fault, except that a decode worker that cannot load the KV says 500:
+    that deserves one new prefill.
+    """
+    if answer.status in _ELSEWHERE:
+        return True
+    return answer.status == 500 and prefilled.kv is not None and number == 0
+
+
+def _report(pool: Pool, endpoint: Endpoint, answer: Answer) -> None:
+    """What a refusal says about its worker."""
+    if answer.status in _FULL:
+        pool.full(endpoint, _retry_after(answer))
+    elif answer.status >= 500:
+        pool.failed(endpoint, UpstreamError("reset", True, f"HTTP {answer.status}"))
+    else:
+        pool.succeeded(endpoint)
+
+
+def _retry_after(answer: Answer) -> float | None:
+    try:
+        return max(0.0, float(answer.headers.get("Retry-After", "")))
+    except ValueError:
+        return None
 
 
 def _pass(answer: Answer, extra: Mapping[str, str] | None = None) -> web.Response:
@@ -158,7 +259,7 @@ def _pass(answer: Answer, extra: Mapping[str, str] | None = None) -> web.Respons
     return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
 
 
-def _give_up(leg: str, last: UpstreamError | Answer | None) -> Answer:
+def _give_up(leg: str, last: Failure | None) -> Answer:
     """The last worker's own words, or an error of ours when there are none."""
     if isinstance(last, Answer):
         return last

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from eldr.serving.endpoints import Endpoint
+
 _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _DECISION = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
 
@@ -67,6 +69,29 @@ class Metrics:
             ("worker",),
             registry=r,
         )
+
+        self.retries = Counter(
+            "eldr_router_retries",
+            "repeated tries by leg; no_budget: a retry that the budget refused",
+            ("leg", "outcome"),
+            registry=r,
+        )
+        self.kv_releases = Counter(
+            "eldr_router_kv_releases",
+            "KV freed at prefill workers for requests that never reached a decode worker",
+            ("outcome",),
+            registry=r,
+        )
+        self.worker_events = Counter(
+            "eldr_router_worker_events",
+            "workers ejected, down, returned, restarted, joined, left",
+            ("role", "event"),
+            registry=r,
+        )
+
+    def count_worker_event(self, endpoint: Endpoint, event: str) -> None:
+        """Counts what happened to a worker."""
+        self.worker_events.labels(endpoint.role, event).inc()
 
     def render(self) -> bytes:
         """The text exposition."""

@@ -64,6 +64,15 @@ class Origin:
         while self.idle and self.idle[0].idle_since < now - keep_alive:
             self.idle.popleft().close()
 
+    def heard_since(self, time: float) -> bool:
+        """Whether a byte of an answer came since a time."""
+        return any(c.heard and c.heard_at >= time for c in self.busy)
+
+    def fail_silent(self, since: float) -> None:
+        """Fails the exchanges on which nothing came since a time: the worker is down."""
+        for connection in [c for c in self.busy if c.heard_at < since and not c.complete]:
+            connection.fail("timeout", "the worker is down")
+
     def close(self) -> None:
         """Drops all connections."""
         for connection in [*self.idle, *self.busy]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from hashlib import blake2b
 from itertools import count
 
 from eldr.serving.endpoints import Endpoint
+from eldr.serving.pool import Pool
 
 # A worker may carry this much more than its fair share before its prefixes go elsewhere.
 _LOAD_FACTOR = 1.25
@@ -16,43 +17,48 @@ _LOAD_FACTOR = 1.25
 PREFIX_BYTES = 1024
 
 
-class PrefillPool:
+class PrefillPool(Pool):
     """The prefill workers and their running requests."""
 
-    def __init__(self, endpoints: list[Endpoint], policy: str) -> None:
-        self.endpoints = endpoints
+    def __init__(self, endpoints: Iterable[Endpoint], policy: str) -> None:
+        super().__init__("prefill", endpoints)
         self._policy = policy
         self._turn = count()
 
-    def choose(self, prefix: bytes, exclude: Collection[Endpoint] = ()) -> Endpoint | None:
+    def choose(self, prefix: bytes, failed: Set[str] = frozenset()) -> Endpoint | None:
         """The worker for a prompt that starts with `prefix`; None if there is no candidate."""
-        able = [w for w in self.endpoints if w not in exclude]
-        if not able:
-            return None
-        if self._policy == "round_robin":
-            return able[next(self._turn) % len(able)]
-        if self._policy == "prefix_hash":
-            return self._by_prefix(able, prefix)
-        start = next(self._turn)  # equal loads take turns
-        return min(
-            (able[(start + i) % len(able)] for i in range(len(able))), key=lambda w: w.running
-        )
+        for out in self.exclusions(failed):
+            able = [e for name, e in self._members.items() if name not in out]
+            if able:
+                return self._pick(able, prefix)
+        return None
 
-    def _by_prefix(self, able: list[Endpoint], prefix: bytes) -> Endpoint:
-        """Rendezvous hashing with bounded loads: the best-ranked worker below the bound."""
-        bound = math.ceil(_LOAD_FACTOR * (sum(w.running for w in able) + 1) / len(able))
-        ranked = sorted(able, key=lambda w: _rank(w.name, prefix), reverse=True)
-        return next((w for w in ranked if w.running < bound), ranked[0])
+    def _pick(self, able: list[Endpoint], prefix: bytes) -> Endpoint:
+        if len(able) == 1:
+            return able[0]
+        if self._policy == "prefix_hash":
+            return _by_prefix(able, prefix)
+        start = next(self._turn)
+        if self._policy == "round_robin":
+            return able[start % len(able)]
+        turned = (able[(start + i) % len(able)] for i in range(len(able)))
+        return min(turned, key=lambda e: e.running)  # equal loads take turns
 
     @contextmanager
-    def running(self, worker: Endpoint) -> Iterator[None]:
+    def running(self, endpoint: Endpoint) -> Iterator[None]:
         """Counts one request on a worker for the duration of the block."""
-        worker.running += 1
+        endpoint.running += 1
         try:
             yield
         finally:
-            worker.running -= 1
+            endpoint.running -= 1
+            if endpoint.leaving:
+                self.settle(endpoint)
 
 
-def _rank(name: str, prefix: bytes) -> bytes:
-    return blake2b(prefix, digest_size=8, key=name.encode()[-64:]).digest()
+def _by_prefix(able: list[Endpoint], prefix: bytes) -> Endpoint:
+    """Rendezvous hashing with bounded loads: the best-ranked worker below the bound."""
+    bound = math.ceil(_LOAD_FACTOR * (sum(e.running for e in able) + 1) / len(able))
+    key = blake2b(prefix, digest_size=16).digest()
+    ranked = sorted(able, key=lambda e: blake2b(key + e.salt, digest_size=8).digest())
+    return next((e for e in ranked if e.running < bound), ranked[0])

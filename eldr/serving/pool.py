@@ -1,0 +1,186 @@
+"""A pool of workers of one role: membership, conditions, and who may get the next request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Set
+
+from eldr.serving.condition import State
+from eldr.serving.endpoints import Endpoint
+from eldr.serving.http1 import UpstreamError
+
+log = logging.getLogger(__name__)
+
+Names = Set[str]
+_NONE: frozenset[str] = frozenset()
+# A worker that says it is full without saying for how long is spared this many seconds.
+_BUSY_SECONDS = 0.5
+_LONGEST_BUSY = 30.0
+
+
+class Pool:
+    """The workers of one role.
+
+    Attributes:
+        role: "prefill" or "decode".
+        on_event: called with (endpoint, event) for ejected, down, returned, joined, left.
+    """
+
+    def __init__(self, role: str, endpoints: Iterable[Endpoint] = ()) -> None:
+        self.role = role
+        self.on_event: Callable[[Endpoint, str], None] = lambda endpoint, event: None
+        self._members: dict[str, Endpoint] = {}
+        # Members in any state but plainly up; empty in good times, and then nothing is computed.
+        self._special: set[Endpoint] = set()
+        self._now = asyncio.get_running_loop().time
+        for endpoint in endpoints:
+            self.join(endpoint)
+
+    # Membership
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """All members, leaving ones included."""
+        return list(self._members.values())
+
+    def get(self, name: str) -> Endpoint | None:
+        """The member of that name."""
+        return self._members.get(name)
+
+    def join(self, endpoint: Endpoint) -> None:
+        """Adds a member.
+
+        Raises:
+            ValueError: the name is a member already.
+        """
+        if endpoint.name in self._members:
+            raise ValueError(f"{self.role} worker {endpoint.name} is in the pool already")
+        self._members[endpoint.name] = endpoint
+
+    def drain(self, name: str, draining: bool = True) -> None:
+        """Stops, or resumes, giving a member new requests.
+
+        Raises:
+            KeyError: no such member.
+        """
+        endpoint = self._members[name]
+        endpoint.condition.draining = draining
+        endpoint.leaving = False
+        self._special.add(endpoint)
+
+    def leave(self, name: str) -> None:
+        """Removes a member as soon as its last request has ended.
+
+        Raises:
+            KeyError: no such member.
+        """
+        self.drain(name)
+        endpoint = self._members[name]
+        endpoint.leaving = True
+        self.settle(endpoint)
+
+    def settle(self, endpoint: Endpoint) -> bool:
+        """Lets a leaving member go once it is idle; True if it went now."""
+        if not endpoint.leaving or endpoint.running or endpoint.name not in self._members:
+            return False
+        del self._members[endpoint.name]
+        self._special.discard(endpoint)
+        self.on_event(endpoint, "left")
+        return True
+
+    # Conditions
+
+    def succeeded(self, endpoint: Endpoint) -> None:
+        """A member answered a request as a healthy worker does."""
+        if endpoint.condition.succeeded(self._now()):
+            self._returned(endpoint)
+
+    def failed(self, endpoint: Endpoint, error: UpstreamError) -> None:
+        """A member gave no usable answer."""
+        # Nobody listens, or nothing came for the whole time limit: one such failure is enough.
+        certain = error.kind in ("connect", "timeout")
+        if endpoint.condition.failed(self._now(), certain=certain):
+            log.warning("%s worker %s ejected: %s", self.role, endpoint.name, error)
+            self._special.add(endpoint)
+            self.on_event(endpoint, "ejected")
+
+    def full(self, endpoint: Endpoint, retry_after: float | None) -> None:
+        """A member said that it is full (429, 503): it is spared for a moment, and not blamed."""
+        now = self._now()
+        endpoint.condition.heard = now
+        pause = _BUSY_SECONDS if retry_after is None else min(retry_after, _LONGEST_BUSY)
+        endpoint.condition.busy_until = now + pause
+        self._special.add(endpoint)
+
+    def checked(self, endpoint: Endpoint, ok: bool, started: float, why: str) -> None:
+        """The result of an active health check."""
+        # A busy worker may be slow to answer checks while it serves requests well.
+        ok = ok or endpoint.origin.heard_since(started)
+        if not endpoint.condition.checked(self._now(), ok, started=started):
+            return
+        if endpoint.condition.down:
+            log.warning("%s worker %s is down: %s", self.role, endpoint.name, why)
+            self._special.add(endpoint)
+            endpoint.origin.fail_silent(started)
+            self.on_event(endpoint, "down")
+        else:
+            self._returned(endpoint)
+
+    def _returned(self, endpoint: Endpoint) -> None:
+        log.info("%s worker %s is back", self.role, endpoint.name)
+        self._special.add(endpoint)
+        self.on_event(endpoint, "returned")
+
+    # Choice
+
+    def able(self) -> bool:
+        """Whether any member may get requests."""
+        return any(
+            e.condition.state(self._now()) not in (State.DOWN, State.DRAINING)
+            for e in self._members.values()
+        )
+
+    def exclusions(self, failed: Names = _NONE) -> Iterator[Names]:
+        """Sets of names to leave out, from the most careful choice to the last resort.
+
+        First all but plainly usable members are left out; then those that should merely be spared
+        are let in; then ejected ones, for when everything seems broken a try is better than a no.
+        Members that are down or draining never get a request.
+        """
+        if not self._special:
+            yield failed
+            return
+        shut, ejected, spared = self._sort()
+        if spared:
+            yield failed | shut | ejected | spared
+        yield failed | shut | ejected
+        if ejected:
+            yield failed | shut
+
+    def _sort(self) -> tuple[set[str], set[str], set[str]]:
+        now = self._now()
+        shut: set[str] = set()
+        ejected: set[str] = set()
+        spared: set[str] = set()
+        for endpoint in list(self._special):
+            state = endpoint.condition.state(now)
+            busy = endpoint.condition.busy_until > now
+            if state in (State.DOWN, State.DRAINING):
+                shut.add(endpoint.name)
+            elif state is State.EJECTED:
+                ejected.add(endpoint.name)
+            elif state is State.UP and not busy:
+                self._special.discard(endpoint)
+            elif busy or self._over_share(endpoint, state, now):
+                spared.add(endpoint.name)
+        return shut, ejected, spared
+
+    def _over_share(self, endpoint: Endpoint, state: State, now: float) -> bool:
+        """Whether a returning member already has all that it should get for now."""
+        if state is State.TRIAL:
+            return endpoint.running > 0
+        if state is not State.RAMPING:
+            return False
+        fair = sum(e.running for e in self._members.values()) / len(self._members) + 1.0
+        return endpoint.running >= max(1.0, fair * endpoint.condition.share(now))

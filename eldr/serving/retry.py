@@ -1,0 +1,50 @@
+"""When a failed try may be repeated: a budget that bounds retries, and jittered pauses."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRules:
+    """Bounds on repeated tries.
+
+    Attributes:
+        attempts: tries per leg.
+        budget: retries that each request earns for all requests.
+        reserve: retries that are there without any request.
+        base: seconds, upper end of the first pause; each next doubles it.
+        longest: seconds, upper end of any pause.
+    """
+
+    attempts: int = 5
+    budget: float = 0.5
+    reserve: float = 100.0
+    base: float = 0.02
+    longest: float = 2.0
+
+
+class RetryBudget:
+    """A bucket of retries: when everything fails, retries must not multiply the load."""
+
+    def __init__(self, rules: RetryRules, seed: int = 0) -> None:
+        self.rules = rules
+        self._left = rules.reserve
+        self._random = random.Random(seed)
+
+    def earn(self) -> None:
+        """A new request came."""
+        self._left = min(self.rules.reserve, self._left + self.rules.budget)
+
+    def spend(self) -> bool:
+        """Takes one retry; False if none is left."""
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+    def pause(self, retry: int) -> float:
+        """Seconds before retry number `retry` (0, 1, ...): uniform up to a doubling bound."""
+        rules = self.rules
+        return self._random.uniform(0.0, min(rules.longest, rules.base * 2.0 ** min(retry, 16)))

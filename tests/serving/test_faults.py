@@ -1,0 +1,341 @@
+"""Workers that fail in every way, before, between and during the legs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import aiohttp
+import pytest
+
+from eldr.geometry import Geometry
+from tests.serving.mocks.worker import FOREVER, MockWorker, Plan
+from tests.serving.rig import Rig, events, rig, until
+
+# Failures of a worker before its first byte, all of which another worker can make good.
+BEFORE_FIRST_BYTE = {
+    "reset before the answer": Plan(reset="answer"),
+    "502": Plan(status=502),
+    "503": Plan(status=503),
+    "503 with Retry-After": Plan(status=503, headers={"Retry-After": "1"}),
+    "504": Plan(status=504),
+    "429": Plan(status=429),
+    "not HTTP": Plan(raw=b"SSH-2.0-OpenSSH_9.2\r\n\r\n"),
+    "half a status line": Plan(raw=b"HTTP/1.1 20"),
+    "endless head": Plan(raw=b"HTTP/1.1 200 OK\r\nX: " + b"a" * 200_000),
+    "body cut off": Plan(fin=1),
+    "body reset": Plan(reset=1),
+}
+
+
+async def _both(r: Rig) -> None:
+    """One plain and one streamed request, both of which must succeed."""
+    status, answer = await r.complete()
+    assert status == 200, answer
+    status, raw = await r.stream()
+    assert status == 200
+    assert events(raw)[-1] == b"[DONE]"
+
+
+@pytest.mark.parametrize("fault", BEFORE_FIRST_BYTE)
+async def test_prefill_fault_is_made_good_by_the_other_worker(fault: str) -> None:
+    async with rig(2, 1, prefill_policy="round_robin") as r:
+        r.prefill[0].plan = BEFORE_FIRST_BYTE[fault]
+        for _ in range(3):
+            await _both(r)
+
+
+@pytest.mark.parametrize("fault", [f for f in BEFORE_FIRST_BYTE if not f.startswith("body")])
+async def test_decode_fault_is_made_good_by_the_other_worker(fault: str) -> None:
+    async with rig(1, 2, policy="round_robin") as r:
+        r.decode[0].plan = BEFORE_FIRST_BYTE[fault]
+        for _ in range(3):
+            await _both(r)
+        # The KV may be gone with the worker that failed: every retry has a new handle.
+        handles = [
+            d.body["kv_transfer_params"]["remote_request_id"] for w in r.decode for d in w.seen
+        ]
+        assert len(set(handles)) == len(handles)
+
+
+@pytest.mark.parametrize("fault", ["body cut off", "body reset"])
+async def test_plain_answer_that_breaks_off_is_made_good(fault: str) -> None:
+    async with rig(1, 2, policy="round_robin") as r:
+        r.decode[0].plan = BEFORE_FIRST_BYTE[fault]
+        for _ in range(4):
+            status, _ = await r.complete()
+            assert status == 200
+
+
+async def test_dead_decode_worker_keeps_the_kv_of_the_first_prefill() -> None:
+    async with rig(1, 2, policy="round_robin") as r:
+        await r.decode[0].kill()
+        for _ in range(4):
+            await _both(r)
+        assert len(r.prefill[0].seen) == 8  # a refused connection costs no second prefill
+
+
+async def test_failed_worker_of_the_band_is_replaced_from_the_band() -> None:
+    """Partition of three: experts 0.. belong to workers 0 and 1, the other half to worker 2."""
+    from tests.serving.partitions import save_partition
+
+    geometry = Geometry(2, 16, 2)
+    prefill = MockWorker("prefill", geometry=geometry)
+    path = save_partition(geometry, [[0, 1], [0, 1, 2], [8, 9]])
+    async with rig([prefill], 3, policy="locality_band", partition=path, tau=0.3) as r:
+        r.decode[0].plan = r.decode[1].plan = Plan(status=503)
+        r.decode[1].plans.extend([Plan()] * 50)
+        for i in range(6):
+            prefill.expert = 0
+            status, _ = await r.complete(prompt=f"{i}" * 50)
+            assert status == 200
+        assert r.decode[0].seen
+        assert not r.decode[2].seen
+
+
+@pytest.mark.parametrize("status", [400, 404, 413, 422])
+async def test_client_errors_pass_through_and_open_no_breaker(status: int) -> None:
+    body = b'{"error": {"message": "the model `x` does not exist", "code": 404, "odd": 1.50}}'
+    async with rig(1, 1, eject_failures=1) as r:
+        r.prefill[0].plan = Plan(status=status, body=body)
+        async with r.client.post(r.url + "/v1/completions", json={"prompt": "x"}) as response:
+            assert response.status == status
+            assert await response.read() == body
+        assert len(r.prefill[0].seen) == 1
+        r.prefill[0].plan = Plan()
+        r.decode[0].plans.append(Plan(status=status, body=body))
+        for _ in range(2):
+            async with r.client.post(r.url + "/v1/completions", json={"prompt": "x"}) as response:
+                last = response.status
+        assert last == 200
+
+
+async def test_back_pressure_does_not_eject() -> None:
+    async with rig(1, 1, eject_failures=1, attempts=1) as r:
+        r.decode[0].plans.extend([Plan(status=503, headers={"Retry-After": "7"})] * 3)
+        for _ in range(3):
+            async with r.client.post(r.url + "/v1/completions", json={"prompt": "x"}) as response:
+                assert response.status == 503
+                assert response.headers["Retry-After"] == "7"
+        status, _ = await r.complete()
+        assert status == 200
+        assert r.router.decode.endpoints[0].condition.state(0) == "up"
+
+
+async def test_all_workers_gone_is_a_quick_503_in_json() -> None:
+    async with rig(1, 1) as r:
+        await r.decode[0].kill()
+        status, answer = await r.complete()
+        assert status == 503
+        assert answer["error"]["type"] == "decode_connect"
+        await r.prefill[0].kill()
+        status, answer = await r.complete()
+        assert (status, answer["error"]["type"]) == (503, "prefill_connect")
+
+
+async def test_hung_worker_is_ejected_after_its_time_limit_and_another_serves() -> None:
+    async with rig(1, 2, policy="round_robin", first_byte_timeout=0.5) as r:
+        r.decode[0].plan = Plan(wait=FOREVER)
+        for _ in range(4):
+            await _both(r)
+        assert len(r.decode[0].seen) == 1
+        await until(lambda: r.decode[0].active == 0)
+        assert r.decode[0].aborted == 1
+
+
+@pytest.mark.parametrize("how", ["reset", "fin", "clean_end", "stall"])
+@pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.parametrize("piece", [0, 5])
+async def test_stream_that_breaks_off_ends_in_an_error_event(
+    how: str, after: int, piece: int
+) -> None:
+    async with rig(1, 2, idle_timeout=0.5) as r:
+        r.decode[0].plan = r.decode[1].plan = Plan(piece=piece, pause=0.001, **{how: after})
+        status, raw = await r.stream()
+        assert status == 200
+        got = events(raw)
+        assert got[-1] == b"[DONE]"
+        error = json.loads(got[-2])["error"]
+        assert error["code"] == 502
+        assert "incomplete" in error["message"]
+        assert [json.loads(e)["choices"][0]["text"] for e in got[:-2]] == [
+            f" t{i}" for i in range(after)
+        ]
+
+
+async def test_half_an_event_is_never_passed_on() -> None:
+    part = b'data: {"choices": [{"index": 0, "text": " a"}]}\n\ndata: {"choices": [{"ind'
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 999\r\n\r\n"
+    async with rig(1, 1) as r:
+        r.decode[0].plan = Plan(raw=head + part)
+        _, raw = await r.stream()
+        got = events(raw)
+        assert [json.loads(e) for e in got[:1]] == [{"choices": [{"index": 0, "text": " a"}]}]
+        assert "error" in json.loads(got[1])
+        assert got[2:] == [b"[DONE]"]
+
+
+async def test_first_event_that_is_an_error_is_retried_elsewhere() -> None:
+    async with rig(1, 2, policy="round_robin") as r:
+        r.decode[0].plan = Plan(error_event={"error": {"message": "KV load failed", "code": 500}})
+        for _ in range(4):
+            status, raw = await r.stream()
+            assert status == 200
+            assert b"error" not in raw
+
+
+async def test_500_of_decode_gets_one_new_prefill_then_passes_through() -> None:
+    async with rig(1, 1) as r:
+        r.decode[0].plans.append(Plan(status=500))
+        status, _ = await r.complete()
+        assert status == 200
+        assert len(r.prefill[0].seen) == 2
+        r.decode[0].plan = Plan(status=500, body=b'{"error": {"message": "mine"}}')
+        status, answer = await r.complete()
+        assert (status, answer["error"]["message"]) == (500, "mine")
+
+
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_client_that_leaves_aborts_the_leg(leg: str, stream: bool) -> None:
+    async with rig(1, 1) as r:
+        worker = r.prefill[0] if leg == "prefill" else r.decode[0]
+        worker.plan = Plan(wait=FOREVER)
+        call = asyncio.create_task(r.stream() if stream else r.complete())
+        await until(lambda: worker.active == 1)
+        call.cancel()
+        await until(lambda: worker.active == 0)
+        assert worker.aborted == 1
+        await until(r.idle)
+
+
+async def test_client_that_leaves_mid_stream_aborts_decode() -> None:
+    async with rig(1, 1) as r:
+        r.decode[0].plan = Plan(stall=2)
+        body = {"prompt": "x", "stream": True}
+        async with r.client.post(r.url + "/v1/completions", json=body) as response:
+            await response.content.readany()
+            response.close()
+        await until(lambda: r.decode[0].aborted == 1)
+        await until(r.idle)
+
+
+async def test_kv_that_no_decode_worker_saw_is_released() -> None:
+    async with rig(1, 2) as r:
+        for endpoint in r.router.decode.endpoints:
+            r.router.decode.drain(endpoint.name)
+        status, answer = await r.complete()
+        assert (status, answer["error"]["type"]) == (503, "no_decode_worker")
+        # Nobody is there to release it either; with a worker back, there is.
+        r.router.decode.drain(r.decode[0].url, draining=False)
+        await r.decode[0].kill()
+        r.router.decode.drain(r.decode[1].url, draining=False)
+        r.router.decode.drain(r.decode[1].url)
+        status, _ = await r.complete()
+        assert status == 503
+        text = (await _metrics(r))["eldr_router_kv_releases_total"]
+        assert text["failed"] >= 1
+
+
+async def test_release_reaches_a_decode_worker_as_a_request_it_must_reject() -> None:
+    async with rig(1, 1) as r:
+        r.decode[0].plan = Plan(status=404)
+        r.router.legs._kv_release.start(b'{"do_remote_prefill":true}', r.router.decode)
+        await until(lambda: len(r.decode[0].seen) == 1)
+        sent = r.decode[0].seen[0].body
+        assert sent["kv_transfer_params"] == {"do_remote_prefill": True}
+        assert sent["model"] == "eldr-kv-release"
+
+
+async def test_kept_connection_that_the_worker_closed_costs_no_error() -> None:
+    async with rig(1, 1, attempts=1) as r:
+        await r.complete()
+        for worker in (*r.prefill, *r.decode):
+            await worker.kill()  # closes idle connections, as uvicorn does after 5 s
+            await worker.start()
+        status, _ = await r.complete()
+        assert status == 200
+
+
+async def test_restart_on_the_same_port_with_a_new_engine_id() -> None:
+    async with rig(1, 1) as r:
+        await r.complete()
+        await r.prefill[0].kill()
+        await r.prefill[0].start()
+        status, _ = await r.complete()
+        assert status == 200
+        handle = r.decode[0].seen[-1].body["kv_transfer_params"]
+        assert handle["remote_engine_id"] == r.prefill[0].engine_id
+
+
+async def test_push_connector_is_refused_with_a_sentence() -> None:
+    async with rig(1, 1) as r:
+        r.prefill[0].mutate_kv = {"transfer_mode": "push"}
+        status, answer = await r.complete()
+        assert status == 502
+        assert "before prefill" in answer["error"]["message"]
+        assert not r.decode[0].seen
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"null", b"{", b'{"usage": 3}', b"\xff\xfe", b"1e999"]
+)
+async def test_wrong_json_of_prefill_is_a_failure_of_the_worker(body: bytes) -> None:
+    async with rig(2, 1, prefill_policy="round_robin") as r:
+        r.prefill[0].plan = Plan(body=body)
+        for _ in range(3):
+            await _both(r)
+
+
+async def test_no_kv_handle_lets_decode_compute_the_prompt() -> None:
+    async with rig(1, 1) as r:
+        r.prefill[0].no_kv = True
+        await _both(r)
+        assert "kv_transfer_params" not in r.decode[0].seen[0].body
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"v": 99}, "version"),
+        ({"geometry": "feedfeedfeedfeed"}, "geometry"),
+        ({"counts": None}, "malformed"),
+        ({"counts": {"encoding": "u8", "data": "!!!!"}}, "malformed"),
+        ({"tokens": 0}, "malformed"),
+        ({"coverage": 0.25}, "low_coverage"),
+        ({"coverage": "x"}, "malformed"),
+    ],
+)
+async def test_bad_signature_degrades_to_load_and_is_counted(
+    change: dict[str, object], reason: str
+) -> None:
+    prefill = MockWorker("prefill", geometry=Geometry(2, 8, 2))
+    prefill.mutate_signature = change
+    async with rig([prefill], 2, policy="marginal_cost") as r:
+        await _both(r)
+        assert (await _metrics(r))["eldr_router_fallback_total"][reason] == 2.0
+
+
+async def _metrics(r: Rig) -> dict[str, dict[str, float]]:
+    """Samples by name and value of their only (or last) label."""
+    out: dict[str, dict[str, float]] = {}
+    for metric in r.router.metrics.registry.collect():
+        for sample in metric.samples:
+            label = next(reversed(sample.labels.values()), "")
+            out.setdefault(sample.name, {})[label] = sample.value
+    return out
+
+
+async def test_many_streams_at_once() -> None:
+    async with rig(2, 4) as r:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as client:
+            body = {"prompt": "x", "stream": True}
+
+            async def one() -> bytes:
+                async with client.post(r.url + "/v1/completions", json=body) as response:
+                    assert response.status == 200
+                    return await response.read()
+
+            answers = await asyncio.gather(*(one() for _ in range(300)))
+        assert all(events(raw)[-1] == b"[DONE]" for raw in answers)
