@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -108,15 +109,28 @@ def add_cuda(extension: Extension) -> None:
     if nvcc is None:
         return
     architectures = os.environ.get("ELDR_CUDA_ARCHS", "80,90,100")
-    root = nvcc.parent.parent
     extension.define_macros += [
         ("ELDR_WITH_CUDA", None),
         ("ELDR_CUDA_ARCHITECTURES", f'"{architectures}"'),
     ]
-    extension.include_dirs.append(str(root / "include"))
-    extension.library_dirs += [str(root / "lib64"), str(root / "lib")]
+    extension.library_dirs += cuda_libraries(nvcc)
     extension.libraries += ["cudart_static", "dl", "rt", "pthread"]
     extension.nvcc = (nvcc, cuda_sources, architectures.split(","))
+
+
+def cuda_libraries(nvcc: Path) -> list[str]:
+    """Where the static runtime lies, as nvcc itself says: it may be a wrapper around another."""
+    plan = subprocess.run(
+        [str(nvcc), "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True, check=True
+    ).stderr
+    folders = re.findall(r'-L"?([^"\s]+)', plan)
+    top = re.search(r"^#\$ TOP=(.+)$", plan, re.MULTILINE)
+    if top:
+        folders += [f"{top[1]}/lib64", f"{top[1]}/lib"]
+    found = [folder for folder in folders if (Path(folder) / "libcudart_static.a").exists()]
+    if not found:
+        raise SystemExit(f"setup.py: {nvcc} names no folder with libcudart_static.a: {folders}")
+    return found
 
 
 def nvcc_command(nvcc: Path, source: Path, target: Path, architectures: list[str]) -> list[str]:
