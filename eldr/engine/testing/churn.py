@@ -46,8 +46,8 @@ class Case:
     requests: int
     seed: int
     block_size: int = 32
-    chunk: int = 100
-    blocks: int = 26
+    chunk: int = 200
+    blocks: int = 18
     connector: bool = False
 
 
@@ -101,7 +101,7 @@ def _start(case: Case, folder: Path) -> Any:
         skip_tokenizer_init=True,
         block_size=case.block_size,
         max_model_len=MAX_LEN,
-        max_num_seqs=8,
+        max_num_seqs=16,
         max_num_batched_tokens=case.chunk,
         num_gpu_blocks_override=case.blocks,
         additional_config={"eldr": {"role": "both"}},

@@ -43,7 +43,7 @@ class SlotLog:
         self._runner = inprocess.worker(llm).model_runner
         hook = self._runner.eldr
         self._group = hook._layout.group
-        self._block_size = hook._layout.block_size
+        self._block_size: int = hook._layout.block_size
         self._experts = int(self._runner.model_config.get_num_experts())
         self._step: dict[int, npt.NDArray[Any]] = {}
         self._owner: dict[int, int] = {}
@@ -122,7 +122,8 @@ class SlotLog:
 
     def _slot(self, table: Sequence[int], position: int) -> int:
         size = self._block_size
-        return int(table[position // size]) * size + position % size
+        block: int = table[position // size]
+        return block * size + position % size
 
     def _prefix(self, request: str, tokens: int) -> list[int]:
         """Hashes of the request's first 1, 2, ... tokens; 0 never occurs."""

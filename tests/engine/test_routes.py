@@ -1,0 +1,60 @@
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+fastapi = pytest.importorskip("fastapi")
+httpx = pytest.importorskip("httpx")
+
+from eldr.engine import routes  # noqa: E402
+
+
+class Client:
+    """vLLM's engine client: one answer per worker."""
+
+    def __init__(self, answers):
+        self.answers, self.calls = answers, []
+
+    async def collective_rpc(self, method, timeout=None, args=()):
+        self.calls.append((method, args))
+        return self.answers[args[0]]
+
+
+def get(path, client, times=1):
+    app = fastapi.FastAPI()
+    routes.attach(app)
+    app.state.args = SimpleNamespace(model="path", served_model_name=["tiny"])
+    app.state.engine_client = client
+
+    async def ask():
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://worker") as http:
+            return [await http.get(path) for _ in range(times)][-1]
+
+    return asyncio.run(ask())
+
+
+def test_info_is_asked_once_and_comes_from_the_reporting_rank():
+    client = Client({"info": [None, {"role": "prefill", "block_size": 32}]})
+    answer = get("/eldr/info", client, times=3)
+    assert answer.status_code == 200
+    found = answer.json()
+    assert (found["v"], found["model"], found["role"]) == (1, "tiny", "prefill")
+    assert {"vllm", "series", "eldr"} <= set(found)
+    assert client.calls == [("eldr", ("info",))]
+
+
+def test_decode_is_asked_every_time():
+    client = Client({"decode": [{"v": 1, "steps": 3}]})
+    assert get("/eldr/decode", client, times=2).json() == {"v": 1, "steps": 3}
+    assert len(client.calls) == 2
+
+
+def test_a_role_without_decode_counters_answers_404_and_why():
+    answer = get("/eldr/decode", Client({"decode": [None]}))
+    assert answer.status_code == 404
+    assert "role" in answer.json()["detail"]
+
+
+def test_a_server_without_an_engine_answers_503():
+    assert get("/eldr/info", None).status_code == 503
