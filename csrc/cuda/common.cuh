@@ -17,11 +17,6 @@ namespace eldr {
 
 constexpr unsigned kFull = 0xffffffffu;
 
-template <class T, class U>
-struct Same { static constexpr bool value = false; };
-template <class T>
-struct Same<T, T> { static constexpr bool value = true; };
-
 // 16 bytes read by one LDG.128; the address must be 16-byte aligned.
 __device__ __forceinline__ uint4 load16(const void* p) { return *static_cast<const uint4*>(p); }
 

@@ -4,7 +4,9 @@
 // Shared memory is filled with a pattern before a block runs: code that counts on zeros fails. Barriers and
 // warp collectives are checked: a lane outside its own mask, lanes that name different masks or different
 // operations, and barriers that can never complete end the launch with a message, not with a hang.
-// What is not modelled: the memory model. Stores are seen at once and in order; a missing fence passes.
+// Some warps are slow, so that a race between fast and slow ones shows.
+// What is not modelled: the memory model. Stores are seen at once and in order: a missing fence passes, and so does
+// a missing __syncwarp beside another collective of the same lanes, which orders them here.
 #pragma once
 #include <cstdio>
 #include <functional>
@@ -43,6 +45,7 @@ struct Cta {
   dim3 idx;
   std::vector<Thread> threads;
   std::vector<Gathering> gathering;  // 32 per warp
+  std::vector<char> slow;            // per warp: gets a quarter of the turns
   size_t live = 0, waiting = 0;      // threads not done; threads at the barrier
   std::map<const void*, std::unique_ptr<char[]>> shared;
 };
@@ -140,6 +143,8 @@ inline void begin(Cta& c, unsigned long index) {
   const size_t n = static_cast<size_t>(block.x) * block.y * block.z;
   c.threads.assign(n, Thread());
   c.gathering.assign((n + 31) / 32 * 32, Gathering());
+  c.slow.assign((n + 31) / 32, 0);
+  for (char& slow : c.slow) slow = draw() % 4 == 0;
   c.live = n;
   c.waiting = 0;
   c.shared.clear();
@@ -161,12 +166,19 @@ inline void retire(Cta& c) {
   c.threads.clear();
 }
 
-inline void sweep(Cta& c) {  // every ready thread once, in an order drawn anew
+inline void sweep(Cta& c) {  // ready threads once each, in an order drawn anew; of slow warps, sometimes
   static std::vector<int> order;
   order.clear();
-  for (size_t i = 0; i < c.threads.size(); ++i)
-    if (c.threads[i].state == State::ready) order.push_back(static_cast<int>(i));
-  if (order.empty()) {
+  bool ready = false;
+  for (size_t first = 0; first < c.threads.size(); first += 32) {
+    const bool turn = !c.slow[first / 32] || draw() % 4 == 0;
+    for (size_t i = first; i < first + 32 && i < c.threads.size(); ++i) {
+      if (c.threads[i].state != State::ready) continue;
+      ready = true;
+      if (turn) order.push_back(static_cast<int>(i));
+    }
+  }
+  if (!ready) {
     if (c.waiting != c.live) {
       message = "deadlock: threads wait at a barrier or a warp collective that others never reach";
       failed = true;
