@@ -37,7 +37,8 @@ class Case:
         seed: of the traffic.
         block_size: tokens per KV block.
         chunk: tokens per step at most; prompts longer than this arrive in chunks.
-        blocks: KV blocks in the pool; a few dozen force eviction and preemption.
+        blocks: KV blocks in the pool per cache group; little more than the longest request
+            needs forces eviction and preemption.
         connector: whether evicted prefixes come back from files, through a KV connector.
     """
 
@@ -103,7 +104,7 @@ def _start(case: Case, folder: Path) -> Any:
         max_model_len=MAX_LEN,
         max_num_seqs=16,
         max_num_batched_tokens=case.chunk,
-        num_gpu_blocks_override=case.blocks,
+        num_gpu_blocks_override=case.blocks * families.cache_groups(case.family),
         additional_config={"eldr": {"role": "both"}},
         **extra,
     )

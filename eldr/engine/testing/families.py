@@ -116,6 +116,11 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 MOE = tuple(name for name in _FAMILIES if name != "llama")
 
 
+def cache_groups(family: str) -> int:
+    """KV cache groups of the family: two where some layers' attention slides."""
+    return 2 if "layer_types" in _FAMILIES[family][1] else 1
+
+
 def make(family: str, folder: Path, seed: int = 1) -> Path:
     """Writes a checkpoint (bfloat16, 4 layers, no tokenizer) and returns its directory.
 

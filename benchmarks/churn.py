@@ -1,0 +1,108 @@
+"""Are signatures exact whatever vLLM does to its KV cache? Random traffic through real engines.
+
+    python -m benchmarks.churn --requests 2000 --seed 0 --json
+
+One engine per process and case: six model families, both model runners, several block sizes,
+chunk sizes and pool sizes, with and without a connector that brings evicted blocks back. Every
+signature is compared with an independent log of routed ids per KV slot (and, on runner V2, with
+vLLM's own routed-experts output); every output with the same traffic when ELDR is off.
+Exit code 1 if anything differs. Needs the patched vLLM; no GPU: runner V2 is interpreted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from benchmarks.nvtx import cpu_model
+from eldr.engine.testing import families
+from eldr.engine.testing.churn import Case
+
+# Block size, chunk, pool blocks: short and long chunks that end inside blocks and on their
+# borders; pools that hold little more than the longest request.
+_SHAPES = ((32, 200, 18), (32, 72, 30), (64, 256, 12), (16, 100, 40), (128, 150, 8), (256, 300, 6))
+_TIMEOUT_S = 3600
+
+
+def cases(requests: int, seed: int) -> Iterator[Case]:
+    """The engines among which the requests are shared; V2, interpreted, gets fewer."""
+    plain = [(family, runner) for family in families.MOE for runner in ("v1", "v2")]
+    weights = [3 if runner == "v1" else 1 for _, runner in plain]
+    shared = requests * 9 // 10
+    for index, ((family, runner), weight) in enumerate(zip(plain, weights, strict=True)):
+        block_size, chunk, blocks = _SHAPES[index % len(_SHAPES)]
+        share = max(1, shared * weight // sum(weights))
+        yield Case(family, runner, share, seed + index, block_size, chunk, blocks)
+    rest = max(1, (requests - shared) // 2)
+    for index, family in enumerate(("qwen3_moe", "olmoe")):
+        yield Case(family, "v1", rest, seed + 100 + index, 32, 200, 18, connector=True)
+
+
+def run(case: Case) -> dict[str, object]:
+    """One case in a process of its own."""
+    command = [sys.executable, "-m", "eldr.engine.testing.churn", json.dumps(asdict(case))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{case}: exit code {done.returncode}\n{done.stderr[-3000:]}")
+    result: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def summary(results: list[dict]) -> dict[str, object]:
+    """The sums over all engines, and each engine's own line."""
+    kinds: Counter[str] = Counter()
+    for result in results:
+        kinds.update(result["by_case"])
+    return {
+        "requests": sum(r["requests"] for r in results),
+        "compared": sum(r["compared"] for r in results),
+        "mismatches": sum(r["mismatches"] for r in results),
+        "coverage_lies": sum(r["coverage_lies"] for r in results),
+        "outputs_equal": all(r["outputs_equal"] for r in results),
+        "by_case": dict(sorted(kinds.items())),
+        "engines": results,
+    }
+
+
+def conditions() -> dict[str, object]:
+    """How these figures came about."""
+    return {
+        "command": shlex.join(["python", "-m", "benchmarks.churn", *sys.argv[1:]]),
+        "date": datetime.date.today().isoformat(),
+        "machine": {"cpu": cpu_model(), "cores": os.cpu_count()},
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--family", choices=families.MOE, help="only this one")
+    parser.add_argument("--runner", choices=("v1", "v2"), help="only this one")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args()
+    results = []
+    for case in cases(args.requests, args.seed):
+        if args.family not in (None, case.family) or args.runner not in (None, case.runner):
+            continue
+        results.append(run(case))
+        print({k: v for k, v in results[-1].items() if k != "by_case"}, file=sys.stderr)
+    found = summary(results) | {"conditions": conditions()}
+    if args.json:
+        print(json.dumps(found))
+    else:
+        print("\n".join(f"{k}: {v}" for k, v in found.items() if k != "engines"))
+    good = found["mismatches"] == found["coverage_lies"] == 0 and found["outputs_equal"]
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""The real thing: the patched vLLM on tiny models, one engine per process."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import eldr
+
+pytest.importorskip("vllm")
+pytest.importorskip("vllm.eldr_hook", reason="vLLM is not patched: run `eldr patch apply`")
+
+from eldr.engine.testing.churn import Case
+
+pytestmark = pytest.mark.vllm
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def python(*arguments, check=True):
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=1500,
+        check=False,
+    )
+    if check:
+        assert done.returncode == 0, done.stderr[-4000:]
+    return done
+
+
+def churn(case):
+    done = python("-m", "eldr.engine.testing.churn", json.dumps(asdict(case)))
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    assert result["compared"] > case.requests // 2
+    assert (result["mismatches"], result["coverage_lies"]) == (0, 0)
+    assert result["outputs_equal"]
+    return result["by_case"]
+
+
+@pytest.mark.timeout(1600)
+def test_runner_v1_sliding_windows_two_cache_groups_small_pool():
+    seen = churn(Case("gpt_oss", "v1", requests=60, seed=2))
+    assert seen["coverage_below_1"] == 0
+    assert min(seen["prefix_hit"], seen["next_turn"], seen["twin"], seen["aborted"]) > 0
+    assert seen["preemptions"] > 0
+
+
+@pytest.mark.timeout(1600)
+def test_runner_v2_latent_attention_dense_first_layer_beside_routed_experts():
+    seen = churn(Case("deepseek_v3", "v2", requests=24, seed=5, block_size=64, blocks=12))
+    assert seen["checked_with_routed_experts"] >= 10
+
+
+@pytest.mark.timeout(1600)
+def test_blocks_that_a_connector_brings_are_uncovered():
+    seen = churn(Case("qwen3_moe", "v1", requests=40, seed=7, connector=True))
+    assert seen["loaded_tokens"] > 0
+    assert seen["coverage_below_1"] > 0
+
+
+@pytest.mark.timeout(1600)
+def test_served_signatures_equal_the_reference_of_another_engine(tmp_path):
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(5, 1000, n).tolist() for n in (1, 32, 45, 130, 300)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps({"token_ids": p}) + "\n" for p in prompts))
+    model = str(Path(eldr.__file__).parent / "workload" / "tiny_moe")
+    python("-m", "eldr.engine.reference", model, str(tmp_path / "p.jsonl"), str(tmp_path / "r.npz"))
+    script = """
+import json, sys
+from eldr.engine.testing import inprocess
+llm = inprocess.start(sys.argv[1], "v1", max_num_batched_tokens=100,
+                      additional_config={"eldr": {"role": "prefill"}})
+from vllm import SamplingParams
+params = SamplingParams(temperature=0, max_tokens=1,
+                        extra_args={"kv_transfer_params": {"eldr": {"counts": True}}})
+prompts = [{"prompt_token_ids": json.loads(line)["token_ids"]} for line in open(sys.argv[2])]
+print(json.dumps([o.kv_transfer_params["eldr"] for o in llm.generate(prompts, params)]))
+"""
+    done = python("-c", script, model, str(tmp_path / "p.jsonl"))
+    from eldr.geometry import Geometry
+    from eldr.signature import decode
+
+    reference = np.load(tmp_path / "r.npz", allow_pickle=False)
+    geometry = Geometry(*map(int, reference["geometry"]))
+    payloads = json.loads(done.stdout.strip().splitlines()[-1])
+    assert len(payloads) == len(prompts)
+    for payload, counts in zip(payloads, reference["counts"], strict=True):
+        np.testing.assert_array_equal(decode(payload, geometry).counts, counts)
+
+
+@pytest.mark.timeout(1600)
+def test_a_dense_model_is_refused_before_its_weights_are_loaded(tmp_path):
+    script = """
+import sys
+from pathlib import Path
+from eldr.engine.testing import families, inprocess
+model = families.make("llama", Path(sys.argv[1]))
+(model / "model.safetensors").unlink()
+inprocess.start(str(model), additional_config={"eldr": {"role": "prefill"}})
+"""
+    done = python("-c", script, str(tmp_path), check=False)
+    assert done.returncode != 0
+    assert "has no routed experts" in done.stderr
