@@ -2,8 +2,8 @@
 
 t = fixed + (expert bytes of the distinct experts + dense bytes + KV bytes) / bandwidth
 
-A trace rarely has the model's own geometry. Its *share* of distinct experts is applied to the model:
-one cell (layer, expert) of an L x E trace stands for L' * E' / (L * E) cells of the model.
+A trace rarely has the model's own geometry. Its *share* of distinct experts is applied to the
+model: one cell (layer, expert) of an L x E trace stands for L' * E' / (L * E) cells of the model.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from importlib import import_module
+from typing import cast
 
 import numpy as np
 
-from eldr import _native
 from eldr.simulation.pool import Completion, PoolConfig, Totals
 from eldr.simulation.replay import Replay, rank_masks
 
-_LIBRARY = cast(Any, _native)
+_LIBRARY = import_module("eldr._native")
 if not hasattr(_LIBRARY, "simulate_new"):
     raise ImportError("eldr._native was built without the simulator; build it again")
 

@@ -49,7 +49,7 @@ class PrefillConfig:
 
     def seconds(self, tokens: npt.NDArray[np.int64]) -> Seconds:
         """Prefill time of prompts; at least one token is always computed."""
-        computed = np.maximum(1.0, np.ceil(tokens * (1.0 - self.cached)))
+        computed = np.maximum(1.0, tokens - np.floor(tokens * self.cached))
         return np.asarray(self.fixed + self.token * computed, np.float64)
 
     def transfer(self, tokens: npt.NDArray[np.int64]) -> Seconds:

@@ -22,9 +22,9 @@ Times = npt.NDArray[np.float64]
 Lengths = npt.NDArray[np.int64]
 
 # Share of requests, and the tokens that this share does not exceed.
-_SHARES = (0, 1, 2, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 65, 70, 75, 80, 85, 90, 95, 98)
-_SHARES_ALL = (*_SHARES, 99, 100)
 # fmt: off
+_SHARES = (0, 1, 2, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 65, 70, 75, 80, 85, 90, 95, 98,
+           99, 100)
 _AZURE_CONV_INPUT = (2, 29, 91, 181, 207, 372, 387, 396, 403, 414, 703, 984, 1020, 1045, 1071,
                      1097, 1130, 1189, 1315, 1876, 2734, 4083, 4098, 4142, 14050)
 _AZURE_CONV_OUTPUT = (7, 16, 24, 41, 54, 67, 77, 85, 91, 96, 103, 113, 129, 151, 177, 217, 384,
@@ -122,7 +122,7 @@ def poisson(rate: float, requests: int, seed: int, *, output_tokens: int | None 
 
 
 def _quantile_draw(rng: np.random.Generator, tokens: tuple[int, ...], size: int) -> Lengths:
-    shares = np.asarray(_SHARES_ALL, np.float64) / 100.0
+    shares = np.asarray(_SHARES, np.float64) / 100.0
     return np.rint(np.interp(rng.random(size), shares, tokens)).astype(np.int64)
 
 
@@ -135,14 +135,8 @@ def load(path: str | Path, name: str = "") -> Arrivals:
         ArrivalsError: unknown kind of file, missing column, unreadable or empty file.
     """
     path = Path(path)
-    readers = {".npz": _npz, ".csv": _azure, ".jsonl": _mooncake}
-    if path.suffix not in readers:
-        raise ArrivalsError(f"{path}: expected a name ending in {', '.join(readers)}")
     try:
-        if path.suffix == ".npz":
-            rows = _npz(path, name)
-        else:
-            rows = np.array(list(readers[path.suffix](path, name)), np.float64).reshape(-1, 3)
+        rows = _rows(path, name)
         rows = rows[(rows[:, 1] >= 1) & (rows[:, 2] >= 1)]
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         if not len(rows):
@@ -158,6 +152,16 @@ def load(path: str | Path, name: str = "") -> Arrivals:
         raise ArrivalsError(f"{path}: {error}") from error
 
 
+def _rows(path: Path, name: str) -> npt.NDArray[np.float64]:
+    """Milliseconds, input tokens, output tokens of every row, float64 [n, 3]."""
+    if path.suffix == ".npz":
+        return _npz(path, name)
+    readers = {".csv": _azure, ".jsonl": _mooncake}
+    if path.suffix not in readers:
+        raise ArrivalsError("expected a name ending in .npz, .csv or .jsonl")
+    return np.array(list(readers[path.suffix](path)), np.float64).reshape(-1, 3)
+
+
 def _npz(path: Path, name: str) -> npt.NDArray[np.float64]:
     with np.load(path, allow_pickle=False) as archive:
         if name not in archive.files:
@@ -171,7 +175,7 @@ def _npz(path: Path, name: str) -> npt.NDArray[np.float64]:
     return np.asarray(rows, np.float64)
 
 
-def _azure(path: Path, _name: str) -> Iterator[tuple[float, int, int]]:
+def _azure(path: Path) -> Iterator[tuple[float, int, int]]:
     with open(path, newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         needed = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
@@ -184,7 +188,7 @@ def _azure(path: Path, _name: str) -> Iterator[tuple[float, int, int]]:
             yield ms, int(row["ContextTokens"]), int(row["GeneratedTokens"])
 
 
-def _mooncake(path: Path, _name: str) -> Iterator[tuple[float, int, int]]:
+def _mooncake(path: Path) -> Iterator[tuple[float, int, int]]:
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():

@@ -73,7 +73,7 @@ class ExpertTrace:
         lengths = np.diff(self.offsets)
         marked = self.prompt_tokens.astype(np.int64)
         prompt = np.where(marked > 0, marked, np.maximum(1, lengths * 2 // 3))
-        return self.offsets[:-1] + prompt
+        return np.asarray(self.offsets[:-1] + prompt, np.int64)
 
     @cached_property
     def prompt_counts(self) -> npt.NDArray[np.uint32]:
@@ -150,9 +150,10 @@ def load(path: str | Path) -> ExpertTrace:
 def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
     key = ""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise TraceError("not an .npz archive")
+        opened = np.load(path, allow_pickle=False)
+        if not isinstance(opened, np.lib.npyio.NpzFile):
+            raise TraceError("not an .npz archive")
+        with opened as archive:
             missing = [k for k in _REQUIRED if k not in archive.files]
             unknown = [k for k in archive.files if k not in _REQUIRED + _OPTIONAL]
             if missing or unknown:

@@ -1,0 +1,178 @@
+"""Whole runs: exact against plain Python, conserved, eventful, and honest about bad input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from eldr.routing.cost import StepCost
+from eldr.routing.policies import make_policy
+from eldr.simulation import run as run_module
+from eldr.simulation.events import FleetEvent, Kind, check_events, load_events
+from eldr.simulation.pool import PoolConfig
+from eldr.simulation.prefill import PrefillConfig, first_tokens
+from eldr.simulation.reference import ReferencePool
+from eldr.simulation.replay import Replay
+from eldr.simulation.run import DONE, FAILED, REJECTED, Run, RunConfig, signatures
+from eldr.simulation.traffic import draw
+from eldr.workload.arrivals import Arrivals, poisson
+from tests.simulation.helpers import random_trace
+
+TRACE = random_trace(tokens=(20, 60))
+REPLAY = Replay.of(TRACE)
+SIGNATURES = signatures(TRACE)
+COST = StepCost(base=2e-3, expert=5e-5, kv=1e-8, request=1e-5)
+PREFILL = PrefillConfig(workers=2, fixed=1e-3, token=2e-6, transfer_fixed=1e-3, transfer_token=1e-7)
+
+
+def execute(policy="least_requests", requests=120, workers=3, rate=60.0, seed=0, **changes):
+    made = poisson(rate, requests, seed)
+    arrivals = Arrivals(made.times, made.input_tokens, np.minimum(made.output_tokens // 12, 60) + 1)
+    arrivals.output_tokens[::10] = 1
+    traffic = draw(TRACE, np.arange(len(TRACE)), "same", arrivals, seed)
+    settings = {"pool": PoolConfig(COST, seed=seed), "prefill": PREFILL, "seed": seed, **changes}
+    config = RunConfig(workers, **settings)
+
+    def factory(_names: Sequence[str]):
+        return make_policy(policy)
+
+    return Run(TRACE, REPLAY, SIGNATURES, traffic, config, factory).execute()
+
+
+@pytest.mark.parametrize("policy", ["random", "power_of_two", "marginal_cost"])
+def test_a_run_equals_the_one_in_plain_python(monkeypatch, policy):
+    fast = execute(policy)
+    monkeypatch.setattr(run_module, "make_pool", ReferencePool)
+    plain = execute(policy)
+    np.testing.assert_array_equal(fast.end, plain.end)
+    np.testing.assert_array_equal(fast.worker, plain.worker)
+
+
+def test_every_request_ends_once_and_equal_seeds_give_equal_runs():
+    a, b = execute(seed=5), execute(seed=5)
+    assert (a.status == DONE).all()
+    np.testing.assert_array_equal(a.end, b.end)
+    assert (execute(seed=6).end != a.end).any()
+    steps = a.traffic.arrivals.output_tokens - 1
+    assert sum(t.tokens for t in a.totals) == steps.sum()
+    single = steps == 0
+    assert single.any()
+    assert (a.worker[single] == -1).all()  # one token: prefill made it, decode never saw it
+    assert np.isnan(a.tpot[single]).all()
+    assert (a.tpot[~single] >= COST.base).all()
+
+
+def test_first_tokens_queue_for_the_prefill_workers():
+    arrivals = Arrivals(np.array([0.0, 0.0, 0.0]), np.array([10, 20, 30]), np.array([1, 1, 1]))
+    config = PrefillConfig(workers=2, fixed=1.0, token=0.1)
+    assert first_tokens(arrivals, config).tolist() == [2.0, 3.0, 6.0]
+    cached = PrefillConfig(workers=2, fixed=1.0, token=0.1, cached=0.95)
+    assert first_tokens(arrivals, cached)[:2] == pytest.approx([1.1, 1.1])
+    assert first_tokens(arrivals, PrefillConfig()).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_joining_leaving_and_failing_workers():
+    events = (
+        FleetEvent(0.5, Kind.JOIN, "late"),
+        FleetEvent(0.6, Kind.LEAVE, "w1"),
+        FleetEvent(1.0, Kind.FAIL, "w0"),
+    )
+    pool = PoolConfig(COST, max_batch=4)
+    outcome = execute("marginal_cost", pool=pool, events=events)
+    assert set(np.unique(outcome.status)) == {DONE, FAILED}
+    assert 1 <= (outcome.status == FAILED).sum() <= 4  # what ran in w0's batch
+    late = outcome.worker == 3
+    assert late.any()
+    assert (outcome.first_token[late] >= 0.5).all()
+    on = {w: outcome.first_token[outcome.worker == w].max() for w in (0, 1, 2)}
+    assert on[1] < 0.6
+    assert on[0] < 1.0 < on[2]
+    moved = (outcome.first_token < 1.0) & (outcome.end > 1.0) & (outcome.worker == 3)
+    assert moved.any()  # requests that waited for w0 found another worker
+
+
+def test_no_worker_left_rejects():
+    events = (FleetEvent(0.5, Kind.LEAVE, "w0"),)
+    outcome = execute(workers=1, events=events)
+    after = (outcome.first_token > 0.5) & (outcome.traffic.arrivals.output_tokens > 1)
+    assert (outcome.status[after] == REJECTED).all()
+    assert (outcome.status[~after] == DONE).all()
+
+
+def test_a_request_that_never_fits_is_rejected_and_the_rest_is_served():
+    outcome = execute(pool=PoolConfig(COST, kv_tokens=1500))
+    arrivals = outcome.traffic.arrivals
+    large = arrivals.input_tokens + arrivals.output_tokens - 1 > 1500
+    assert large.any()
+    np.testing.assert_array_equal(outcome.status == REJECTED, large & (arrivals.output_tokens > 1))
+
+
+def test_beyond_capacity_it_ends_all_the_same():
+    outcome = execute(rate=1e5, pool=PoolConfig(COST, max_batch=2))
+    assert (outcome.status == DONE).all()
+    assert np.nanmax(outcome.tpot) > 10 * COST.base
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_several_routers(shared):
+    outcome = execute("marginal_cost", workers=6, routers=3, shared=shared)
+    assert (outcome.status == DONE).all()
+    placed = outcome.worker >= 0
+    i = np.flatnonzero(placed)
+    split = outcome.worker[placed] % 3 == i % 3
+    assert split.all() != shared  # its own share of the workers, or any worker
+
+
+def test_an_observer_is_called_on_time():
+    seen = []
+    arrivals = poisson(60.0, 50, 0).clip(2, 20)
+    traffic = draw(TRACE, np.arange(len(TRACE)), "same", arrivals, 0)
+    config = RunConfig(2, PoolConfig(COST), tick=0.1)
+    Run(
+        TRACE, REPLAY, SIGNATURES, traffic, config, lambda _n: make_policy("random"),
+        observer=lambda now, pool, fleets: seen.append((now, pool.totals(0).steps, len(fleets))),
+    ).execute()  # fmt: skip
+    assert [round(t, 6) for t, _, _ in seen] == [
+        round(0.1 * (i + 1), 6) for i in range(int(arrivals.times[-1] / 0.1))
+    ]
+    assert [s for _, s, _ in seen] == sorted(s for _, s, _ in seen)
+
+
+def test_event_files(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text(
+        '{"time": 2, "event": "fail", "worker": "w0"}\n\n'
+        '{"time": 1.5, "event": "join", "worker": "x"}\n'
+    )
+    assert load_events(path, 2)[1] == FleetEvent(1.5, Kind.JOIN, "x")
+    for line, message in [
+        ("{", "line 1"),
+        ('{"time": 1, "event": "leave"}', "keys"),
+        ('{"time": -1, "event": "leave", "worker": "w0"}', "time"),
+        ('{"time": true, "event": "leave", "worker": "w0"}', "time"),
+        ('{"time": 1, "event": "dance", "worker": "w0"}', "dance"),
+        ('{"time": 1, "event": "leave", "worker": "w7"}', "'w7' is not there"),
+        ('{"time": 1, "event": "join", "worker": "w0"}', "used already"),
+        ('{"time": 1, "event": "join", "worker": ""}', "empty"),
+    ]:
+        path.write_text(line)
+        with pytest.raises(ValueError, match=message):
+            load_events(path, 2)
+    gone = [FleetEvent(1, Kind.FAIL, "w0"), FleetEvent(2, Kind.LEAVE, "w0")]
+    with pytest.raises(ValueError, match="not there"):
+        check_events(gone, 1)
+
+
+def test_bad_configurations():
+    with pytest.raises(ValueError, match="routers"):
+        RunConfig(2, PoolConfig(COST), routers=3)
+    with pytest.raises(ValueError, match="tick"):
+        RunConfig(2, PoolConfig(COST), tick=float("nan"))
+    with pytest.raises(ValueError, match="cached"):
+        PrefillConfig(cached=1.0)
+    with pytest.raises(ValueError, match="token"):
+        PrefillConfig(token=-1.0)
+    with pytest.raises(ValueError, match="workers"):
+        PrefillConfig(workers=0)
