@@ -1,0 +1,1 @@
+"""From an Nsight Systems capture to a verdict: record.sh, audit, report. Standard library only."""
