@@ -1,0 +1,109 @@
+"""The fixed-point loops: native and NumPy agree bit for bit, and removal is exact."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eldr.routing import fixed
+
+needs_native = pytest.mark.skipif(fixed.native is None, reason="eldr._native is not built")
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """Runs a function without the native library."""
+
+    def call(function, *args):
+        with monkeypatch.context() as patch:
+            patch.setattr(fixed, "native", None)
+            return function(*args)
+
+    return call
+
+
+def arrays(seed, cells, workers):
+    rng = np.random.default_rng(seed)
+    return (
+        rng.integers(0, 3000, cells, dtype=np.uint32),
+        rng.random(cells, np.float32) * 900 + 0.5,
+        rng.integers(0, 256, (workers, cells), dtype=np.uint8),
+    )
+
+
+@needs_native
+@pytest.mark.parametrize("cells", [1, 15, 16, 17, 1023, 1024, 1025, 6144])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_native_equals_numpy(plain, cells, workers):
+    counts, prior, rows = arrays(cells, cells, workers)
+    ours, theirs = np.empty(cells, np.int16), np.empty(cells, np.int16)
+    for scale in (0.0, 1e-3, 0.37, 11.7, 4096.0):
+        fixed.activation(counts, scale, prior, ours)
+        plain(fixed.activation, counts, scale, prior, theirs)
+        np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(fixed.dots(ours, rows), plain(fixed.dots, ours, rows))
+    load = np.random.default_rng(1).integers(0, 90_000, cells, dtype=np.int32)
+    loads = load.copy(), load.copy()
+    out = np.empty(cells, np.uint8), np.empty(cells, np.uint8)
+    for sign in (1, 1, -1, 1, -1):
+        sums = (
+            fixed.shift(loads[0], ours, sign, out[0]),
+            plain(fixed.shift, loads[1], ours, sign, out[1]),
+        )
+        assert sums[0] == sums[1] == out[0].sum(dtype=np.int64)
+        np.testing.assert_array_equal(loads[0], loads[1])
+        np.testing.assert_array_equal(out[0], out[1])
+
+
+@needs_native
+def test_the_largest_values_do_not_overflow():
+    x = np.full(20_000, fixed.P_ONE - 1, np.int16)
+    rows = np.full((2, 20_000), 255, np.uint8)
+    assert fixed.dots(x, rows).tolist() == [20_000 * 255 * (fixed.P_ONE - 1)] * 2
+
+
+def test_activation_saturates_just_below_one():
+    out = np.empty(2, np.int16)
+    counts = np.array([100, 0], np.uint32)
+    fixed.activation(counts, float(fixed.P_ONE), np.full(2, 0.5, np.float32), out)
+    assert out.tolist() == [fixed.P_ONE - 1, 0]
+
+
+def test_tables_follow_their_formulas():
+    assert fixed.COST[0] == 0
+    assert fixed.COST[fixed.P_ONE // 2] == round(np.log(2) * fixed.LOG_ONE)
+    assert fixed.SURVIVAL[0] == 255
+    assert fixed.SURVIVAL[round(np.log(2) * fixed.LOG_ONE)] in (127, 128)
+    assert fixed.SURVIVAL[-1] == 0
+    assert fixed.SURVIVAL[-3] > 0
+    assert (np.diff(fixed.SURVIVAL.astype(int)) <= 0).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=30), st.randoms())
+def test_removal_in_any_order_restores_the_start(seeds, order):
+    load, out = np.zeros(50, np.int32), np.empty(50, np.uint8)
+    added = [np.random.default_rng(s).integers(0, fixed.P_ONE, 50).astype(np.int16) for s in seeds]
+    for x in added:
+        fixed.shift(load, x, 1, out)
+    order.shuffle(added)
+    for x in added:
+        total = fixed.shift(load, x, -1, out)
+    assert not load.any()
+    assert total == 50 * 255
+
+
+@needs_native
+def test_native_refuses_what_it_cannot_use():
+    x, rows, out = np.zeros(4, np.int16), np.zeros((2, 4), np.uint8), np.zeros(2, np.int64)
+    with pytest.raises(TypeError, match="rows"):
+        fixed.native.dots(x, rows.astype(np.int32), out)
+    with pytest.raises(ValueError, match="rows"):
+        fixed.native.dots(x, rows[:1], out)
+    with pytest.raises((BufferError, ValueError)):
+        fixed.native.dots(x, rows[:, ::2], out)
+    load, survival = np.zeros(4, np.int32), np.empty(4, np.uint8)
+    with pytest.raises(ValueError, match="negative"):
+        fixed.native.shift(load, x - 1, 1, fixed.COST, fixed.SURVIVAL, survival)
+    with pytest.raises(ValueError, match="sign"):
+        fixed.native.shift(load, x, 2, fixed.COST, fixed.SURVIVAL, survival)
