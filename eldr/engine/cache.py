@@ -25,6 +25,7 @@ class SignatureCache:
     def __init__(self, layout: BlockLayout, geometry: Geometry, device: torch.device) -> None:
         self.layout = layout
         self.geometry = geometry
+        self.tally = dict.fromkeys(("full", "partial", "none", "guarded_blocks"), 0)
         self.histograms = torch.zeros(
             (layout.blocks + 1, geometry.layers, geometry.experts),
             dtype=torch.uint8 if layout.block_size <= 255 else torch.uint16,
@@ -60,7 +61,7 @@ class SignatureCache:
         counts = kernels.gather_signatures(
             self.histograms, torch.where(whole, ids, self.layout.blocks), bounds
         )
-        return GatheredOnDevice(ends, fills, offsets, counts, whole)
+        return GatheredOnDevice(self.tally, ends, fills, offsets, counts, whole)
 
     def _guard(self, ids: torch.Tensor, fills: torch.Tensor) -> torch.Tensor:
         """Whether (bool [N]) block `ids[i]`'s row holds `fills[i]` tokens in every layer."""
@@ -76,12 +77,14 @@ class GatheredOnDevice:
 
     def __init__(
         self,
+        tally: dict[str, int],
         ends: Sequence[PromptEnd],
         fills: npt.NDArray[np.int32],
         offsets: npt.NDArray[np.int32],
         counts: torch.Tensor,
         whole: torch.Tensor,
     ) -> None:
+        self._tally = tally
         self._ends = ends
         self._fills = fills
         self._offsets = offsets
@@ -100,4 +103,10 @@ class GatheredOnDevice:
             part = slice(self._offsets[row], self._offsets[row + 1])
             covered = int(self._fills[part][whole[part]].sum())
             found[end.request] = Gathered(counts[row].astype(np.uint32), covered, end.tokens)
+            self._count(covered, end.tokens, int(np.count_nonzero(~whole[part])))
         return found
+
+    def _count(self, covered: int, tokens: int, guarded: int) -> None:
+        kind = "full" if covered == tokens else "partial" if covered else "none"
+        self._tally[kind] += 1
+        self._tally["guarded_blocks"] += guarded

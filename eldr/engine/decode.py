@@ -51,16 +51,17 @@ class DecodeCounters:
         self.seconds += max(0.0, ended - max(started, self._last_end))
         self._last_end = ended
 
-    def snapshot(self) -> dict[str, Any]:
-        """The counters as JSON values; waits for the device, so it is for the admin route."""
-        use = self._use.cpu()
+    def totals(self) -> dict[str, Any]:
+        """The sums as JSON values; waits for the device, so it is for the worker routes."""
         return {
-            "v": 1,
-            "geometry": self._geometry.digest,
             "steps": self.steps,
             "tokens": self.tokens,
             "kv_tokens": self.kv_tokens,
             "seconds": self.seconds,
-            "distinct": use.sum(dim=1).tolist(),
-            "use": use.tolist(),
+            "distinct": self._use.sum(dim=1).tolist(),
         }
+
+    def snapshot(self) -> dict[str, Any]:
+        """`totals`, and in how many steps each expert was read."""
+        header = {"v": 1, "geometry": self._geometry.digest}
+        return {**header, **self.totals(), "use": self._use.tolist()}

@@ -1,6 +1,6 @@
-"""The worker routes, in vLLM's own API server: `GET /eldr/info` and `GET /eldr/decode`.
+"""The worker routes, in vLLM's own API server: `GET /eldr/info`, `/eldr/decode`, `/eldr/metrics`.
 
-Both ask the engine's worker through the engine client, between two steps, so they answer while
+All ask the engine's worker through the engine client, between two steps, so they answer while
 the engine generates. With data parallelism inside one API server vLLM returns the first
 engine's answer; give each rank its own server (external load balancing) to see them all.
 """
@@ -13,7 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, HTTPException, Request
+from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
+
+from eldr.engine.metrics import CONTENT_TYPE, render
 
 WIRE_VERSION = 1
 _TIMEOUT_S = 60.0
@@ -41,6 +43,12 @@ async def info(request: Request) -> dict[str, Any]:
 async def decode(request: Request) -> dict[str, Any]:
     """Cumulative counters over decode steps; 404 on a worker that does not count them."""
     return await _ask(request, "decode")
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """The worker's counters for Prometheus, beside vLLM's own /metrics."""
+    return Response(render(await _ask(request, "counters")), media_type=CONTENT_TYPE)
 
 
 def _served_name(state: Any) -> str:

@@ -105,6 +105,15 @@ class WorkerHook:
         """Decode counters as JSON values; None if this rank does not count."""
         return self._decode.snapshot() if self._decode is not None else None
 
+    def counters(self) -> dict[str, Any] | None:
+        """What `metrics.render` takes; None on ranks that do not report."""
+        if not self._reports:
+            return None
+        return {
+            "signatures": self._cache.tally if self._cache is not None else None,
+            "decode": self._decode.totals() if self._decode is not None else None,
+        }
+
     def _announce(self, kv_cache_config: Any) -> None:
         if not self._reports:
             return

@@ -58,3 +58,31 @@ def test_a_role_without_decode_counters_answers_404_and_why():
 
 def test_a_server_without_an_engine_answers_503():
     assert get("/eldr/info", None).status_code == 503
+
+
+def test_metrics_have_closed_labels_and_every_counter():
+    signatures = {"full": 5, "partial": 2, "none": 1, "guarded_blocks": 3}
+    decode = {"steps": 7, "tokens": 20, "kv_tokens": 900, "seconds": 1.5, "distinct": [30, 40]}
+    client = Client({"counters": [{"signatures": signatures, "decode": decode}]})
+    answer = get("/eldr/metrics", client)
+    assert answer.headers["content-type"].startswith("text/plain")
+    lines = {line for line in answer.text.splitlines() if not line.startswith("#")}
+    assert {
+        'eldr_signatures_total{coverage="full"} 5.0',
+        'eldr_signatures_total{coverage="partial"} 2.0',
+        'eldr_signatures_total{coverage="none"} 1.0',
+        "eldr_guarded_blocks_total 3.0",
+        "eldr_decode_steps_total 7.0",
+        "eldr_decode_tokens_total 20.0",
+        "eldr_decode_kv_tokens_total 900.0",
+        "eldr_decode_seconds_total 1.5",
+        'eldr_decode_distinct_experts_total{layer="1"} 40.0',
+    } <= lines
+
+
+def test_metrics_of_a_prefill_worker_have_no_decode_counters():
+    signatures = dict.fromkeys(("full", "partial", "none", "guarded_blocks"), 0)
+    answer = get(
+        "/eldr/metrics", Client({"counters": [{"signatures": signatures, "decode": None}]})
+    )
+    assert "eldr_decode" not in answer.text

@@ -1,0 +1,63 @@
+"""The worker's counters in Prometheus' text form; closed label sets only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_DECODE = {
+    "steps": "Decode steps: every request computed one token, plus its drafts.",
+    "tokens": "Requests in those steps, summed.",
+    "kv_tokens": "KV tokens that those steps attended to.",
+    "seconds": "Time of those steps, scheduling to sampled tokens, idle time excluded.",
+}
+
+
+def render(counters: Mapping[str, Any]) -> bytes:
+    """Text of what `WorkerHook.counters` returns."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(counters))
+    text: bytes = generate_latest(registry)
+    return text
+
+
+class _Collector:
+    def __init__(self, counters: Mapping[str, Any]) -> None:
+        self._counters = counters
+
+    def collect(self) -> Iterable[Metric]:
+        if (signatures := self._counters.get("signatures")) is not None:
+            yield from _signatures(signatures)
+        if (decode := self._counters.get("decode")) is not None:
+            yield from _decode(decode)
+
+
+def _signatures(found: Mapping[str, int]) -> Iterable[Metric]:
+    made = CounterMetricFamily(
+        "eldr_signatures", "Signatures, by the share of the prompt they cover.", labels=["coverage"]
+    )
+    for coverage in ("full", "partial", "none"):
+        made.add_metric([coverage], found[coverage])
+    yield made
+    yield CounterMetricFamily(
+        "eldr_guarded_blocks",
+        "KV blocks left out of a signature because their row could not be right.",
+        value=found["guarded_blocks"],
+    )
+
+
+def _decode(found: Mapping[str, Any]) -> Iterable[Metric]:
+    for name, text in _DECODE.items():
+        yield CounterMetricFamily(f"eldr_decode_{name}", text, value=found[name])
+    distinct = CounterMetricFamily(
+        "eldr_decode_distinct_experts",
+        "Distinct experts that those steps read, summed.",
+        labels=["layer"],
+    )
+    for layer, value in enumerate(found["distinct"]):
+        distinct.add_metric([str(layer)], value)
+    yield distinct
