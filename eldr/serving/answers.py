@@ -49,12 +49,17 @@ class Prefilled:
         signature: raw JSON of kv_transfer_params.eldr, or None.
         prompt_tokens: from the answer's usage; 0 if it said nothing.
         cached_tokens: prompt tokens that the prefill worker had cached.
+        engine: raw JSON of the engine's id, b"" if it has none.
     """
 
     kv: bytes | None
     signature: bytes | None
     prompt_tokens: int
     cached_tokens: int
+    engine: bytes = b""
+
+
+NOT_PREFILLED = Prefilled(kv=None, signature=None, prompt_tokens=0, cached_tokens=0)
 
 
 def parse_prefill(raw: bytes) -> Prefilled:
@@ -84,4 +89,5 @@ def parse_prefill(raw: bytes) -> Prefilled:
         signature=bytes(signature) if signature is not None else None,
         prompt_tokens=max(0, usage.prompt_tokens),
         cached_tokens=max(0, details.cached_tokens or 0),
+        engine=bytes(params.get("remote_engine_id", b"")) if params else b"",
     )

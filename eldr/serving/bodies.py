@@ -93,6 +93,38 @@ def parse(raw: bytes, *, chat: bool) -> Body:
     return Body(fields, _flag(fields.get("stream")), chat)
 
 
+SEVERAL_CHOICES = "several_choices"
+_NOTHING = (b"null", b"false", b"0")
+_PROMPTS = msgspec.json.Decoder(list[msgspec.Raw])
+_LIST_OF_PROMPTS = re.compile(rb"\[\s*[\[\"]")
+_UNUSUAL = frozenset({"n", "best_of", "prompt_logprobs", "echo", "use_beam_search"})
+
+
+def unsplittable(body: Body) -> str | None:
+    """Why one KV handle cannot serve a request, None if it can; a closed set of reasons.
+
+    A prefill answer carries the handle of one prompt. Prompt logprobs need the prompt's forward
+    pass where the answer is made. Several choices of one prompt share a handle: the first that
+    reads it frees the KV for all of them, which is safe as long as they are scheduled together.
+    """
+    fields = body.fields
+    prompt = fields.get("prompt")
+    if prompt is not None and _LIST_OF_PROMPTS.match(prompt) and len(_PROMPTS.decode(prompt)) > 1:
+        return "batch_of_prompts"
+    unusual = _UNUSUAL & fields.keys()
+    if not unusual:
+        return None
+    asked = {name for name in unusual if bytes(fields[name]) not in _NOTHING}
+    echoes = "echo" in asked and bytes(fields.get("logprobs", b"null")) not in _NOTHING
+    if "prompt_logprobs" in asked or echoes:
+        return "prompt_logprobs"
+    if "use_beam_search" in asked:
+        return "beam_search"
+    if any(bytes(fields[name]) != b"1" for name in asked & {"n", "best_of"}):
+        return SEVERAL_CHOICES
+    return None
+
+
 def _flag(value: msgspec.Raw | None) -> bool:
     if value is None:
         return False

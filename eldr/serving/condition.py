@@ -118,12 +118,12 @@ class Condition:
         self._open_until = now + self._pause
         return not trial
 
-    def checked(self, now: float, ok: bool, *, started: float) -> bool:
+    def checked(self, now: float, ok: bool, *, since: float) -> bool:
         """The result of an active check; True if the worker went down or came back by it.
 
-        A failed check does not count if a request was answered since the check `started`.
+        A failed check does not count if a request was answered `since` the check before it.
         """
-        if ok or self.heard >= started:
+        if ok or self.heard >= since:
             self._checks_failed = 0
             if not self.down:
                 return False

@@ -23,9 +23,31 @@ _SECONDS = (
     "eject_seconds",
     "health_interval",
     "health_timeout",
+    "body_timeout",
+    "queue_timeout",
 )
-_AT_LEAST_ONE = ("attempts", "eject_failures", "health_failures", "decision_buffer", "max_body")
-_NOT_NEGATIVE = ("retry_budget", "slow_start", "tau", "min_coverage")
+_AT_LEAST_ONE = (
+    "attempts",
+    "eject_failures",
+    "health_failures",
+    "decision_buffer",
+    "max_body",
+    "max_header",
+    "max_concurrent",
+    "decode_ranks",
+)
+_NOT_NEGATIVE = (
+    "retry_budget",
+    "slow_start",
+    "tau",
+    "min_coverage",
+    "queue_size",
+    "drain_grace",
+    "drain_timeout",
+    "port",
+    "admin_port",
+    "prometheus_port",
+)
 
 
 def _option(default: Any, group: str, text: str, *, secret: bool = False) -> Any:
@@ -38,6 +60,7 @@ class RouterConfig:
 
     prefill: tuple[str, ...] = _option((), "workers", "URL of a prefill worker (repeat)")
     decode: tuple[str, ...] = _option((), "workers", "URL of a decode worker (repeat)")
+    decode_ranks: int = _option(1, "workers", "data-parallel ranks behind each decode URL")
     startup_timeout: float = _option(
         120.0, "workers", "how long workers may take to answer at start"
     )
@@ -53,8 +76,43 @@ class RouterConfig:
         "prefix_hash", "routing", "rule that picks the prefill worker"
     )
 
+    unsplittable: Literal["whole", "fail"] = _option(
+        "whole",
+        "routing",
+        "batches of prompts, prompt logprobs, beam search: whole on a decode worker, or an error",
+    )
+    several_choices: Literal["split", "whole", "fail"] = _option(
+        "split",
+        "routing",
+        "n > 1: two legs like any request, whole on a decode worker, or an error",
+    )
+    no_prefill: Literal["fail", "whole"] = _option(
+        "fail", "routing", "without any prefill worker: fail, or serve whole on a decode worker"
+    )
+
     host: str = _option("127.0.0.1", "listen", "address to listen on")
-    port: int = _option(30000, "listen", "port to listen on")
+    port: int = _option(30000, "listen", "port to listen on; 0 takes any free one")
+    admin_host: str = _option("127.0.0.1", "listen", "address of the operator's routes")
+    admin_port: int = _option(
+        0, "listen", "port of the operator's routes; 0: on --port if that is on loopback, else off"
+    )
+    prometheus_host: str = _option("127.0.0.1", "listen", "address of /metrics")
+    prometheus_port: int = _option(
+        0, "listen", "port of /metrics alone; 0: with the operator's routes"
+    )
+    tls_cert: str = _option("", "listen", "certificate file (PEM) for TLS on --port")
+    tls_key: str = _option("", "listen", "its private key file, if it is not in the same file")
+    tls_client_ca: str = _option("", "listen", "demand client certificates of this authority")
+
+    api_key: tuple[str, ...] = _option(
+        (), "security", "keys of clients (better from the environment)", secret=True
+    )
+    admin_key: str = _option("", "security", "key of the operator's routes", secret=True)
+    worker_key: str = _option("", "security", "key that the workers want", secret=True)
+    worker_ca: str = _option("", "security", "authority (PEM) of the workers' certificates")
+    allow_media_urls: bool = _option(
+        False, "security", "let requests name images and other media by URL"
+    )
 
     request_timeout: float = _option(1800.0, "limits", "longest life of a request")
     first_byte_timeout: float = _option(
@@ -64,6 +122,15 @@ class RouterConfig:
         120.0, "limits", "longest silence of a worker in the middle of an answer"
     )
     connect_timeout: float = _option(5.0, "limits", "time to connect to a worker")
+    body_timeout: float = _option(60.0, "limits", "time for a request's body to arrive")
+    max_concurrent: int = _option(4096, "limits", "requests served at once")
+    queue_size: int = _option(1024, "limits", "requests that may wait for their turn")
+    queue_timeout: float = _option(60.0, "limits", "longest wait for a turn")
+    drain_grace: float = _option(
+        0.0, "limits", "after SIGTERM, time during which requests are still taken"
+    )
+    drain_timeout: float = _option(120.0, "limits", "after that, time for running ones to end")
+    max_header: int = _option(16384, "limits", "longest request header")
     max_body: int = _option(64 * 2**20, "limits", "largest request body")
 
     attempts: int = _option(5, "faults", "tries per leg, each on another worker while there is one")

@@ -178,7 +178,8 @@ class DecodePool(Pool):
             )
         )
         metrics = self._metrics
-        metrics.decisions.labels(decision.policy, decision.branch).inc()
+        metrics.decided(decision.policy, decision.branch, elapsed)
         if decision.reason is not None:
             metrics.fallback.labels(str(decision.reason)).inc()
-        metrics.decision_time.observe(elapsed)
+        if decision.choice.added_experts is not None:
+            metrics.predicted.observe(decision.choice.added_experts)

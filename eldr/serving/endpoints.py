@@ -25,6 +25,8 @@ class Endpoint:
         running: requests that the router has sent and not seen the end of.
         condition: whether it gets requests.
         leaving: it goes once its last request has ended.
+        engine: raw id of the engine that answered last, and connections lost by then.
+        checked_at: loop time at which the last health check started.
         salt: its part of rendezvous hashes.
     """
 
@@ -32,7 +34,9 @@ class Endpoint:
         "_common",
         "_heads",
         "base",
+        "checked_at",
         "condition",
+        "engine",
         "leaving",
         "name",
         "origin",
@@ -61,6 +65,8 @@ class Endpoint:
         self.running = 0
         self.condition = Condition(rules or Rules())
         self.leaving = False
+        self.engine: tuple[bytes, int] = (b"", 0)
+        self.checked_at = 0.0
         self.salt = self.name.encode()
         lines = [f"Host: {base.host_port_subcomponent}"]
         if rank is not None:

@@ -48,7 +48,8 @@ class HealthChecker:
         started = asyncio.get_running_loop().time()
         ok, why = await self._ask(members[0][1])
         for pool, endpoint in members:
-            pool.checked(endpoint, ok, started, why)
+            pool.checked(endpoint, ok, endpoint.checked_at, why)
+            endpoint.checked_at = started
 
     async def _ask(self, endpoint: Endpoint) -> tuple[bool, str]:
         url = endpoint.route("/health")

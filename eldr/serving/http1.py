@@ -8,6 +8,7 @@ Deadlines are checked by one ticker for all connections, so an exchange arms no 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Literal, cast
 
 import httptools
@@ -50,8 +51,10 @@ class Connection(asyncio.Protocol):
         idle_since: loop time at which the last exchange ended.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, lost: Callable[[], None]) -> None:
         self._loop = loop
+        self._lost = lost
+        self._dropped = False
         self._transport: asyncio.Transport | None = None
         self.used = 0
         self.idle_since = 0.0
@@ -106,6 +109,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Ends the exchange: as complete if its body ends with the connection, else as broken."""
         self._transport = None
+        if not self._dropped:
+            self._lost()
         if self._active and not self.complete:
             if self._until_eof and error is None:
                 self.complete = True
@@ -233,6 +238,7 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Drops the connection at once; the worker aborts what it was doing for us."""
         if self._transport is not None:
+            self._dropped = True
             self._transport.abort()
 
     async def _wait(self) -> None:

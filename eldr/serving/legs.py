@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
 
-from eldr.serving.answers import MalformedAnswer, Prefilled, PushConnector, parse_prefill
+from eldr.serving.answers import (
+    NOT_PREFILLED,
+    MalformedAnswer,
+    Prefilled,
+    PushConnector,
+    parse_prefill,
+)
+from eldr.serving.bodies import SEVERAL_CHOICES, unsplittable
 from eldr.serving.call import Call
 from eldr.serving.decode_pool import DecodePool, Ticket
 from eldr.serving.endpoints import Endpoint
@@ -42,6 +50,22 @@ class LegLimits:
     idle: float
 
 
+@dataclass(frozen=True, slots=True)
+class WholeRules:
+    """What becomes of requests for which two legs make no sense.
+
+    Attributes:
+        unsplittable: "whole" (on a decode worker) or "fail": batches of prompts, prompt logprobs,
+            beam search.
+        several_choices: "split", "whole" or "fail": n or best_of above one.
+        no_prefill: "fail" or "whole": no prefill worker is there.
+    """
+
+    unsplittable: str = "whole"
+    several_choices: str = "split"
+    no_prefill: str = "fail"
+
+
 class Legs:
     """Runs requests through a prefill pool and a decode pool."""
 
@@ -52,6 +76,7 @@ class Legs:
         *,
         budget: RetryBudget,
         limits: LegLimits,
+        whole: WholeRules,
         metrics: Metrics,
         kv_release: KvRelease,
     ) -> None:
@@ -59,6 +84,7 @@ class Legs:
         self._decode = decode
         self._budget = budget
         self._limits = limits
+        self._whole = whole
         self._metrics = metrics
         self._kv_release = kv_release
 
@@ -69,10 +95,36 @@ class Legs:
             ClientError: no worker could serve the request.
         """
         self._budget.earn()
+        reason = self._why_whole(call)
+        if reason is not None:
+            self._metrics.whole.labels(reason).inc()
+            return await self.decode(call, NOT_PREFILLED)
+        started = time.perf_counter()
         prefilled = await self.prefill(call)
         if isinstance(prefilled, Answer):
             return _pass(prefilled)
+        self._metrics.prefill.observe(time.perf_counter() - started)
+        if prefilled.kv is None:
+            self._metrics.kv_missing.inc()
         return await self.decode(call, prefilled)
+
+    def _why_whole(self, call: Call) -> str | None:
+        """The reason to serve a request without a prefill leg, None for both legs.
+
+        Raises:
+            ClientError: the configuration wants such requests to fail.
+        """
+        whole = self._whole
+        reason = unsplittable(call.body)
+        if reason is not None:
+            choice = whole.several_choices if reason == SEVERAL_CHOICES else whole.unsplittable
+            if choice == "fail":
+                text = f"prefill and decode run apart here, so {reason} is not served"
+                raise ClientError(400, "not_supported", text)
+            return reason if choice == "whole" else None
+        if whole.no_prefill == "whole" and not self._prefill.able():
+            return "no_prefill_worker"
+        return None
 
     async def prefill(self, call: Call) -> Prefilled | Answer:
         """The prefill leg; an `Answer` is a refusal that the client should see."""
@@ -155,6 +207,7 @@ class Legs:
             if answer.status == 200:
                 prefilled = parse_prefill(answer.body)
                 self._prefill.succeeded(endpoint)
+                self._prefill.answered(endpoint, prefilled.engine)
                 call.prefill_worker = endpoint.name
                 return prefilled
             _report(self._prefill, endpoint, answer)

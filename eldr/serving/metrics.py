@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from eldr import __version__
+from eldr.serving.condition import State
 from eldr.serving.endpoints import Endpoint
+
+if TYPE_CHECKING:
+    from eldr.serving.state import Router
 
 _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _DECISION = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
+_EXPERTS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+# Workers beyond this many share one label value, whatever joins and leaves.
+_MOST_WORKERS = 1000
 
 
 class Metrics:
@@ -15,84 +27,139 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        r = self.registry
-        self.requests = Counter(
-            "eldr_router_requests",
+        self.requests = self._counter(
+            "requests",
             "requests by endpoint and outcome (ok, client_error, worker_error, router_error, "
             "cancelled, broken_stream)",
-            ("endpoint", "outcome"),
-            registry=r,
+            "endpoint",
+            "outcome",
         )
-        self.duration = Histogram(
-            "eldr_router_request_duration_seconds",
-            "from the request's last byte to the answer's last byte",
-            ("endpoint",),
-            registry=r,
-            buckets=_LATENCY,
+        self.duration = self._histogram(
+            "request_duration_seconds", "life of a request", _LATENCY, "endpoint"
         )
-        self.ttft = Histogram(
-            "eldr_router_first_byte_seconds",
-            "from the request's last byte to the answer's first byte, streamed requests",
-            registry=r,
-            buckets=_LATENCY,
+        self.ttft = self._histogram(
+            "first_byte_seconds", "to the first byte of a streamed answer", _LATENCY
         )
-        self.prefill = Histogram(
-            "eldr_router_prefill_seconds", "the prefill leg", registry=r, buckets=_LATENCY
+        self.prefill = self._histogram("prefill_seconds", "the prefill leg", _LATENCY)
+        self.decisions = self._counter(
+            "decisions", "decode decisions by policy and branch", "policy", "branch"
         )
-        self.decisions = Counter(
-            "eldr_router_decisions",
-            "decode decisions by policy and branch",
-            ("policy", "branch"),
-            registry=r,
+        self.fallback = self._counter(
+            "fallback", "decisions made on load alone, by reason", "reason"
         )
-        self.fallback = Counter(
-            "eldr_router_fallback",
-            "decisions made on load alone, by reason",
-            ("reason",),
-            registry=r,
+        self.decision_time = self._histogram(
+            "decision_seconds", "from the raw signature to the reserved worker", _DECISION
         )
-        self.decision_time = Histogram(
-            "eldr_router_decision_seconds",
-            "from the raw signature to the reserved worker",
-            registry=r,
-            buckets=_DECISION,
+        self.predicted = self._histogram(
+            "predicted_added_experts",
+            "expected distinct experts, over all layers, that a request adds to its worker's step",
+            _EXPERTS,
         )
-        self.decode_running = Gauge(
-            "eldr_router_active_decode_requests",
-            "reservations by decode worker",
-            ("worker",),
-            registry=r,
+        self.retries = self._counter(
+            "retries", "repeated tries by leg, or refused ones (no_budget)", "leg", "outcome"
         )
-        self.prefill_running = Gauge(
-            "eldr_router_active_prefill_requests",
-            "running prefills by worker",
-            ("worker",),
-            registry=r,
+        self.kv_releases = self._counter(
+            "kv_releases", "KV freed for requests that reached no decode worker", "outcome"
+        )
+        self.kv_missing = self._counter(
+            "kv_missing", "prefills that left no KV; the decode worker computes the prompt again"
+        )
+        self.worker_events = self._counter(
+            "worker_events",
+            "workers ejected, down, returned, restarted, joined, left",
+            "role",
+            "event",
+        )
+        self.whole = self._counter(
+            "whole",
+            "requests served whole on a decode worker, without prefill, by reason",
+            "reason",
+        )
+        # `labels` takes a lock and builds a key each time; the hot path keeps its children.
+        self._ended: dict[tuple[str, str], Counter] = {}
+        self._durations: dict[str, Histogram] = {}
+        self._decided: dict[tuple[str, str], Counter] = {}
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"eldr_router_{name}", text, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(
+            f"eldr_router_{name}", text, labels, buckets=buckets, registry=self.registry
         )
 
-        self.retries = Counter(
-            "eldr_router_retries",
-            "repeated tries by leg; no_budget: a retry that the budget refused",
-            ("leg", "outcome"),
-            registry=r,
-        )
-        self.kv_releases = Counter(
-            "eldr_router_kv_releases",
-            "KV freed at prefill workers for requests that never reached a decode worker",
-            ("outcome",),
-            registry=r,
-        )
-        self.worker_events = Counter(
-            "eldr_router_worker_events",
-            "workers ejected, down, returned, restarted, joined, left",
-            ("role", "event"),
-            registry=r,
-        )
+    def request_ended(self, endpoint: str, outcome: str, seconds: float) -> None:
+        """Counts a request."""
+        counter = self._ended.get((endpoint, outcome))
+        if counter is None:
+            counter = self._ended[endpoint, outcome] = self.requests.labels(endpoint, outcome)
+            self._durations[endpoint] = self.duration.labels(endpoint)
+        counter.inc()
+        self._durations[endpoint].observe(seconds)
+
+    def decided(self, policy: str, branch: str, seconds: float) -> None:
+        """Counts a decision."""
+        counter = self._decided.get((policy, branch))
+        if counter is None:
+            counter = self._decided[policy, branch] = self.decisions.labels(policy, branch)
+        counter.inc()
+        self.decision_time.observe(seconds)
 
     def count_worker_event(self, endpoint: Endpoint, event: str) -> None:
         """Counts what happened to a worker."""
         self.worker_events.labels(endpoint.role, event).inc()
 
+    def watch(self, router: Router) -> None:
+        """Adds gauges that are read from the router at each scrape."""
+        self.registry.register(_Gauges(router))
+
     def render(self) -> bytes:
         """The text exposition."""
         return bytes(generate_latest(self.registry))
+
+
+class _Gauges:
+    """Values that exist elsewhere already: read when scraped, never stored twice."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def collect(self) -> Iterable[Metric]:
+        """Called by the registry."""
+        router = self._router
+        info = GaugeMetricFamily(
+            "eldr_router_build_info",
+            "1, labelled with version and policy",
+            labels=["version", "policy"],
+        )
+        info.add_metric([__version__, router.decode.fleet.policy.name], 1)
+        yield info
+        yield GaugeMetricFamily(
+            "eldr_router_running_requests", "requests being served", value=router.admission.running
+        )
+        yield GaugeMetricFamily(
+            "eldr_router_waiting_requests", "requests in the queue", value=router.admission.waiting
+        )
+        yield from self._workers()
+
+    def _workers(self) -> Iterable[Metric]:
+        active = GaugeMetricFamily(
+            "eldr_router_active_requests", "requests by worker", labels=["role", "worker"]
+        )
+        states = GaugeMetricFamily(
+            "eldr_router_workers", "workers by role and state", labels=["role", "state"]
+        )
+        described = self._router.describe_workers()
+        for role in ("prefill", "decode"):
+            rows = described[role]
+            for row in rows[:_MOST_WORKERS]:
+                active.add_metric([role, row["name"]], row["requests"])
+            rest = rows[_MOST_WORKERS:]
+            if rest:
+                active.add_metric([role, "other"], sum(row["requests"] for row in rest))
+            for state in State:
+                states.add_metric([role, str(state)], sum(row["state"] == state for row in rows))
+        yield active
+        yield states

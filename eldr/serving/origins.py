@@ -11,7 +11,11 @@ from eldr.serving.http1 import Connection, UpstreamError
 
 
 class Origin:
-    """The connections to one host and port."""
+    """The connections to one host and port.
+
+    Attributes:
+        lost: connections that the other side ended.
+    """
 
     def __init__(
         self, host: str, port: int, tls: ssl.SSLContext | None, connect_timeout: float
@@ -21,6 +25,7 @@ class Origin:
         self._connect_timeout = connect_timeout
         self.idle: deque[Connection] = deque()
         self.busy: set[Connection] = set()
+        self.lost = 0
 
     async def acquire(self, *, fresh: bool = False) -> Connection:
         """A connection that nobody else uses; it must be given back by `give_back`.
@@ -37,7 +42,7 @@ class Origin:
         try:
             async with asyncio.timeout(self._connect_timeout):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(loop), self.host, self.port, ssl=self._tls
+                    lambda: Connection(loop, self._count_lost), self.host, self.port, ssl=self._tls
                 )
         except TimeoutError as error:
             text = f"no connection to {self.host}:{self.port} in {self._connect_timeout:g} s"
@@ -47,6 +52,9 @@ class Origin:
             raise UpstreamError("connect", False, text) from error
         self.busy.add(connection)
         return connection
+
+    def _count_lost(self) -> None:
+        self.lost += 1
 
     def give_back(self, connection: Connection) -> None:
         """Keeps the connection for the next exchange, or drops it if this one is not over."""
@@ -102,6 +110,12 @@ class Client:
             context = (self._tls or ssl.create_default_context()) if tls else None
             found = self._origins[key] = Origin(host, port, context, self._connect_timeout)
         return found
+
+    def fail_all(self, why: str) -> None:
+        """Ends every exchange with an error."""
+        for origin in self._origins.values():
+            for connection in list(origin.busy):
+                connection.fail("reset", why)
 
     def start(self) -> None:
         """Starts the ticker."""

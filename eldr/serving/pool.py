@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Set
 
 from eldr.serving.condition import State
-from eldr.serving.endpoints import Endpoint
+from eldr.serving.endpoints import Endpoint, Role
 from eldr.serving.http1 import UpstreamError
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class Pool:
         on_event: called with (endpoint, event) for ejected, down, returned, joined, left.
     """
 
-    def __init__(self, role: str, endpoints: Iterable[Endpoint] = ()) -> None:
+    def __init__(self, role: Role, endpoints: Iterable[Endpoint] = ()) -> None:
         self.role = role
         self.on_event: Callable[[Endpoint, str], None] = lambda endpoint, event: None
         self._members: dict[str, Endpoint] = {}
@@ -113,16 +113,16 @@ class Pool:
         endpoint.condition.busy_until = now + pause
         self._special.add(endpoint)
 
-    def checked(self, endpoint: Endpoint, ok: bool, started: float, why: str) -> None:
-        """The result of an active health check."""
+    def checked(self, endpoint: Endpoint, ok: bool, since: float, why: str) -> None:
+        """The result of an active health check; `since` is when the one before it started."""
         # A busy worker may be slow to answer checks while it serves requests well.
-        ok = ok or endpoint.origin.heard_since(started)
-        if not endpoint.condition.checked(self._now(), ok, started=started):
+        ok = ok or endpoint.origin.heard_since(since)
+        if not endpoint.condition.checked(self._now(), ok, since=since):
             return
         if endpoint.condition.down:
             log.warning("%s worker %s is down: %s", self.role, endpoint.name, why)
             self._special.add(endpoint)
-            endpoint.origin.fail_silent(started)
+            endpoint.origin.fail_silent(since)
             self.on_event(endpoint, "down")
         else:
             self._returned(endpoint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from itertools import count
 
 from eldr.serving.endpoints import Endpoint
 from eldr.serving.pool import Pool
+
+log = logging.getLogger(__name__)
 
 # A worker may carry this much more than its fair share before its prefixes go elsewhere.
 _LOAD_FACTOR = 1.25
@@ -43,6 +46,17 @@ class PrefillPool(Pool):
             return able[start % len(able)]
         turned = (able[(start + i) % len(able)] for i in range(len(able)))
         return min(turned, key=lambda e: e.running)  # equal loads take turns
+
+    def answered(self, endpoint: Endpoint, engine: bytes) -> None:
+        """Notices a restart: another engine answers at the URL, and connections were lost."""
+        known, lost = endpoint.engine
+        now_lost = endpoint.origin.lost
+        if engine == known:
+            return
+        endpoint.engine = (engine, now_lost)
+        if known and now_lost > lost:
+            log.info("prefill worker %s was restarted", endpoint.name)
+            self.on_event(endpoint, "restarted")
 
     @contextmanager
     def running(self, endpoint: Endpoint) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The process: binds its port, opens the router, serves, and stops on a signal."""
+"""The process: binds its ports, opens the router, serves, and stops gracefully on a signal."""
 
 from __future__ import annotations
 
@@ -7,23 +7,29 @@ import errno
 import logging
 import signal
 import socket
+import ssl
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 
 from aiohttp import web
 
-from eldr.serving.app import build
-from eldr.serving.config import RouterConfig
+from eldr.serving.admin import Admin, add_metrics
+from eldr.serving.app import Surface
+from eldr.serving.config import ConfigError, RouterConfig
 from eldr.serving.errors import StartError
-from eldr.serving.state import Router, open_router
+from eldr.serving.opening import open_router
+from eldr.serving.security import is_loopback, server_tls
+from eldr.serving.state import Router
 
 log = logging.getLogger(__name__)
 
 # Every client must be able to connect in the same moment.
 _BACKLOG = 4096
-_SHUTDOWN_SECONDS = 5.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Clients get this long to read the error event that ends a stream cut by the drain's time limit.
+_CUT_SECONDS = 2.0
+_POLL_SECONDS = 0.02
 
 
 async def serve(config: RouterConfig, ready: Callable[[int], None] | None = None) -> None:
@@ -35,6 +41,7 @@ async def serve(config: RouterConfig, ready: Callable[[int], None] | None = None
 
     Raises:
         StartError: nothing was started; the message says what to do.
+        ConfigError: options that do not go together.
     """
     started = time.perf_counter()
     loop = asyncio.get_running_loop()
@@ -43,18 +50,77 @@ async def serve(config: RouterConfig, ready: Callable[[int], None] | None = None
     # Until requests are taken, a signal just ends the start.
     for number in _SIGNALS:
         loop.add_signal_handler(number, starting.cancel)
-    # The port is taken before the workers are waited for: a used one shows at once.
-    with bound_socket(config.host, config.port) as listener:
-        async with open_router(config) as router, listening(router, listener):
-            stop = asyncio.Event()
-            for number in _SIGNALS:
-                loop.add_signal_handler(number, stop.set)
-            port = listener.getsockname()[1]
-            _announce(router, port, time.perf_counter() - started)
-            if ready is not None:
-                ready(port)
-            await stop.wait()
-            log.info("stopping")
+    async with AsyncExitStack() as stack:
+        # Ports are taken before the workers are waited for: a used one shows at once.
+        sockets = stack.enter_context(bound_sockets(config))
+        router = await stack.enter_async_context(open_router(config))
+        await stack.enter_async_context(listening(router, sockets))
+        stop, hurry = asyncio.Event(), asyncio.Event()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
+        _announce(router, sockets, time.perf_counter() - started)
+        if ready is not None:
+            ready(sockets["main"].getsockname()[1])
+        await stop.wait()
+        await drain(router, hurry)
+
+
+async def drain(router: Router, hurry: asyncio.Event) -> None:
+    """Lets running requests end; a second signal, or the time limit, cuts them short.
+
+    Cut streams end in an error event, cut requests in an error.
+    """
+    config = router.config
+    # Load balancers need a moment to notice that /readiness says no.
+    router.stopping = True
+    await _wait(lambda: hurry.is_set(), config.drain_grace)
+    router.draining = True
+    log.info("stopping; %d requests are running", router.admission.running)
+    await _wait(lambda: not router.admission.running or hurry.is_set(), config.drain_timeout)
+    if router.admission.running:
+        log.warning("cutting %d requests short", router.admission.running)
+        router.client.fail_all("the router is stopping")
+        await _wait(lambda: not router.admission.running, _CUT_SECONDS)
+
+
+async def _wait(true: Callable[[], bool], seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while not true() and loop.time() < end:
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def check_exposure(config: RouterConfig) -> None:
+    """Refuses an operator's surface that strangers could reach.
+
+    Raises:
+        ConfigError: the admin port listens beyond this machine, but needs no key.
+    """
+    if config.admin_port and not is_loopback(config.admin_host) and not config.admin_key:
+        raise ConfigError(
+            f"admin_host {config.admin_host} is reachable from other machines: set an admin key "
+            "(ELDR_SERVE_ADMIN_KEY), or listen on 127.0.0.1"
+        )
+
+
+@contextmanager
+def bound_sockets(config: RouterConfig) -> Iterator[dict[str, socket.socket]]:
+    """The bound listeners by surface: main, and admin and metrics where they have ports.
+
+    Raises:
+        StartError: an address is in use or not ours.
+    """
+    check_exposure(config)
+    wanted = {"main": (config.host, config.port)}
+    if config.admin_port:
+        wanted["admin"] = (config.admin_host, config.admin_port)
+    if config.prometheus_port:
+        wanted["metrics"] = (config.prometheus_host, config.prometheus_port)
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(bound_socket(host, port))
+            for name, (host, port) in wanted.items()
+        }
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -78,33 +144,65 @@ def bound_socket(host: str, port: int) -> socket.socket:
         listener.close()
         reason = "in use" if error.errno == errno.EADDRINUSE else f"not available ({error})"
         raise StartError(
-            f"{host}:{port} is {reason}; choose another --port, or stop what listens there"
+            f"{host}:{port} is {reason}; choose another port, or stop what listens there"
         ) from error
 
 
 @asynccontextmanager
-async def listening(router: Router, listener: socket.socket) -> AsyncIterator[None]:
-    """Takes requests on the socket while the block runs."""
+async def listening(router: Router, sockets: dict[str, socket.socket]) -> AsyncIterator[None]:
+    """Takes requests on the sockets while the block runs.
+
+    Raises:
+        StartError: the TLS files do not fit.
+    """
+    config = router.config
+    tls = server_tls(config.tls_cert, config.tls_key, config.tls_client_ca)
+    async with AsyncExitStack() as stack:
+        for surface, listener in sockets.items():
+            app = web.Application(client_max_size=config.max_body)
+            if surface == "main":
+                Surface(router).add_to(app)
+            # Beyond this machine, the operator's routes are only where they were asked for.
+            if surface == "admin" or (surface == "main" and _admin_on_main(config)):
+                Admin(router).add_to(app)
+                add_metrics(app, router.metrics)
+            elif surface == "metrics":
+                add_metrics(app, router.metrics)
+            await _listen(stack, config, app, listener, tls if surface == "main" else None)
+        yield
+
+
+def _admin_on_main(config: RouterConfig) -> bool:
+    return not config.admin_port and is_loopback(config.host)
+
+
+async def _listen(
+    stack: AsyncExitStack,
+    config: RouterConfig,
+    app: web.Application,
+    listener: socket.socket,
+    tls: ssl.SSLContext | None,
+) -> None:
     runner = web.AppRunner(
-        build(router),
+        app,
         handler_cancellation=True,  # a client that leaves ends its request
         access_log=None,
-        shutdown_timeout=_SHUTDOWN_SECONDS,
+        shutdown_timeout=_CUT_SECONDS,
+        max_line_size=config.max_header,
+        max_field_size=config.max_header,
     )
     await runner.setup()
-    try:
-        await web.SockSite(runner, listener, backlog=_BACKLOG).start()
-        yield
-    finally:
-        await runner.cleanup()
+    stack.push_async_callback(runner.cleanup)
+    await web.SockSite(runner, listener, backlog=_BACKLOG, ssl_context=tls).start()
 
 
-def _announce(router: Router, port: int, seconds: float) -> None:
+def _announce(router: Router, sockets: dict[str, socket.socket], seconds: float) -> None:
     config = router.config
     log.info(
-        "router ready on http://%s:%d after %.2f s: policy %s, %d prefill, %d decode workers",
+        "router ready on http%s://%s:%d after %.2f s: policy %s, %d prefill, %d decode workers",
+        "s" if config.tls_cert else "",
         config.host,
-        port,
+        sockets["main"].getsockname()[1],
         seconds,
         config.policy,
         len(router.prefill.endpoints),

@@ -1,50 +1,118 @@
-"""One router process: its configuration, pools and counters, opened and closed together."""
+"""One router: configuration, pools, counters, and what an operator may change while it runs."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
-from eldr.routing.fleet import Fleet
+from eldr.geometry import Geometry
+from eldr.routing.policies.locality import LocalityBand
+from eldr.serving.admission import Admission
+from eldr.serving.call import Call
 from eldr.serving.condition import Rules
-from eldr.serving.config import RouterConfig
+from eldr.serving.config import ConfigError, RouterConfig
 from eldr.serving.decisions import DecisionBuffer
 from eldr.serving.decode_pool import DecodePool
-from eldr.serving.endpoints import Endpoint, worker_url
-from eldr.serving.health import HealthChecker
-from eldr.serving.kv_release import KvRelease
-from eldr.serving.legs import LegLimits, Legs
+from eldr.serving.endpoints import Endpoint, Role, worker_url
+from eldr.serving.errors import StartError
+from eldr.serving.legs import Legs
 from eldr.serving.metrics import Metrics
 from eldr.serving.origins import Client
-from eldr.serving.policy import build_policy, needs_signatures
+from eldr.serving.policy import read_partition
+from eldr.serving.pool import Pool
 from eldr.serving.prefill_pool import PrefillPool
 from eldr.serving.probe import geometry_of, wait_for
-from eldr.serving.retry import RetryBudget, RetryRules
 
 log = logging.getLogger(__name__)
+
+_JOIN_SECONDS = 10.0
 
 
 @dataclass(slots=True)
 class Router:
-    """What the HTTP surface works on."""
+    """What the HTTP surfaces, the discovery and the drain work on.
+
+    Attributes:
+        stopping: the process will stop soon; /readiness says no.
+        draining: new requests are refused.
+    """
 
     config: RouterConfig
+    client: Client
     session: aiohttp.ClientSession
     prefill: PrefillPool
     decode: DecodePool
     legs: Legs
+    admission: Admission
     metrics: Metrics
     decisions: DecisionBuffer
+    stopping: bool = False
+    draining: bool = False
+    _joining: set[str] = field(default_factory=set)
 
     def endpoints(self) -> list[Endpoint]:
         """All workers of both pools, decode first."""
         return [*self.decode.endpoints, *self.prefill.endpoints]
+
+    def observe(self, call: Call, status: int) -> None:
+        """Takes note of a request that has ended."""
+        if call.ttft is not None:
+            self.metrics.ttft.observe(call.ttft)
+
+    # Workers
+
+    async def add_worker(self, role: str, url: str, rank: int | None = None) -> str:
+        """Adds a worker once it answers, and returns its name.
+
+        Raises:
+            ConfigError: no such role, or not a worker URL.
+            StartError: it does not answer, or serves another model.
+        """
+        if role not in ("prefill", "decode"):
+            raise ConfigError(f"role must be prefill or decode, got {role!r}")
+        pool: Pool = self.prefill if role == "prefill" else self.decode
+        endpoint = make_endpoint(self.config, self.client, pool.role, url, rank)
+        known = pool.get(endpoint.name)
+        if known is not None or endpoint.name in self._joining:
+            if known is not None and known.leaving:
+                pool.drain(known.name, draining=False)  # it changed its mind
+                return known.name
+            raise ConfigError(f"{role} worker {endpoint.name} is in the pool already")
+        self._joining.add(endpoint.name)
+        try:
+            await wait_for(self.session, [endpoint], _JOIN_SECONDS)
+            if role == "prefill":
+                self._fits(await geometry_of(self.session, [endpoint], required_by=None), endpoint)
+            pool.join(endpoint)
+        finally:
+            self._joining.discard(endpoint.name)
+        pool.on_event(endpoint, "joined")
+        log.info("%s worker %s joined", role, endpoint.name)
+        return endpoint.name
+
+    def _fits(self, found: Geometry | None, endpoint: Endpoint) -> None:
+        mine = self.decode.fleet.geometry
+        if found is None:
+            return  # unpatched: its requests are routed by load
+        if mine is None:
+            self.decode.fleet.set_geometry(found)
+        elif found != mine:
+            raise StartError(f"{endpoint.base} serves {found}, the other workers serve {mine}")
+
+    def member(self, name: str) -> tuple[Pool, str]:
+        """The pool that a worker is in.
+
+        Raises:
+            ConfigError: no such worker.
+        """
+        for pool in (self.prefill, self.decode):
+            if pool.get(name) is not None:
+                return pool, name
+        raise ConfigError(f"no worker {name!r}; see GET /workers")
 
     def describe_workers(self) -> dict[str, Any]:
         """Both pools as JSON values."""
@@ -61,73 +129,51 @@ class Router:
             "decode": [row(endpoint) for endpoint in self.decode.endpoints],
         }
 
+    # Partition
 
-@asynccontextmanager
-async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
-    """Probes the workers and builds the router.
+    def load_partition(self, path: str) -> None:
+        """Replaces the partition; decisions from now on use it.
+
+        Raises:
+            ConfigError: the policy uses none.
+            StartError: it is unreadable or does not fit.
+        """
+        policy = self.decode.fleet.policy
+        if not isinstance(policy, LocalityBand):
+            raise ConfigError(f"policy {policy.name} uses no partition")
+        names = [endpoint.name for endpoint in self.decode.endpoints]
+        policy.use(read_partition(path, self.decode.fleet.geometry, names))
+
+    def describe_partition(self) -> dict[str, Any]:
+        """The loaded partition as JSON values."""
+        policy = self.decode.fleet.policy
+        partition = policy.partition if isinstance(policy, LocalityBand) else None
+        if partition is None:
+            return {"policy": policy.name, "partition": None}
+        return {
+            "policy": policy.name,
+            "partition": {
+                "digest": partition.digest,
+                "model": partition.model,
+                "geometry": str(partition.geometry),
+                "workers": list(partition.names),
+                "metrics": partition.metrics,
+            },
+        }
+
+
+def make_endpoint(
+    config: RouterConfig, client: Client, role: Role, url: str, rank: int | None = None
+) -> Endpoint:
+    """A worker of this configuration.
 
     Raises:
-        StartError: a worker, the partition or the policy does not fit.
-        ConfigError: a worker URL is not one.
+        ConfigError: not a worker URL.
     """
-    metrics, decisions = Metrics(), DecisionBuffer(config.decision_buffer)
-    async with AsyncExitStack() as stack:
-        client = Client(config.connect_timeout)
-        client.start()
-        stack.push_async_callback(client.close)
-        session = await stack.enter_async_context(aiohttp.ClientSession())
-        prefill, decode = _endpoints(config, client)
-        await wait_for(session, [*prefill, *decode], config.startup_timeout)
-        required_by = config.policy if needs_signatures(config.policy) else None
-        geometry = await geometry_of(session, prefill, required_by=required_by)
-        fleet = Fleet(
-            build_policy(config, geometry, [endpoint.name for endpoint in decode]),
-            geometry=geometry,
-            min_coverage=config.min_coverage,
-            seed=config.seed,
-        )
-        prefill_pool = PrefillPool(prefill, config.prefill_policy)
-        decode_pool = DecodePool(
-            decode, fleet, metrics, decisions, worker_headers=config.worker_headers
-        )
-        for pool in (prefill_pool, decode_pool):
-            pool.on_event = metrics.count_worker_event
-        kv_release = KvRelease(metrics)
-        stack.push_async_callback(kv_release.close)
-        legs = Legs(
-            prefill_pool,
-            decode_pool,
-            budget=RetryBudget(
-                RetryRules(attempts=config.attempts, budget=config.retry_budget), config.seed
-            ),
-            limits=LegLimits(config.first_byte_timeout, config.idle_timeout),
-            metrics=metrics,
-            kv_release=kv_release,
-        )
-        checker = HealthChecker(
-            session,
-            (prefill_pool, decode_pool),
-            interval=config.health_interval,
-            limit=config.health_timeout,
-        )
-        stack.push_async_callback(_cancel, asyncio.create_task(checker.run(), name="health"))
-        yield Router(config, session, prefill_pool, decode_pool, legs, metrics, decisions)
-
-
-def _endpoints(config: RouterConfig, client: Client) -> tuple[list[Endpoint], list[Endpoint]]:
     rules = Rules(
         failures=config.eject_failures,
         pause=config.eject_seconds,
         ramp=config.slow_start,
         check_failures=config.health_failures,
     )
-    return (
-        [Endpoint("prefill", worker_url(url), client, rules=rules) for url in config.prefill],
-        [Endpoint("decode", worker_url(url), client, rules=rules) for url in config.decode],
-    )
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    return Endpoint(role, worker_url(url), client, rank=rank, key=config.worker_key, rules=rules)

@@ -11,8 +11,9 @@ from typing import Any
 import aiohttp
 
 from eldr.serving.config import RouterConfig
-from eldr.serving.server import bound_socket, listening
-from eldr.serving.state import Router, open_router
+from eldr.serving.opening import open_router
+from eldr.serving.server import bound_sockets, listening
+from eldr.serving.state import Router
 from tests.serving.mocks.worker import MockWorker, workers
 
 
@@ -61,9 +62,9 @@ async def rig(
             startup_timeout=5.0,
             **options,
         )
-        with bound_socket(config.host, config.port) as listener:
-            async with open_router(config) as router, listening(router, listener):
-                url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with bound_sockets(config) as sockets:
+            async with open_router(config) as router, listening(router, sockets):
+                url = f"http://127.0.0.1:{sockets['main'].getsockname()[1]}"
                 async with aiohttp.ClientSession() as client:
                     yield Rig(router, p, d, client, url)
                 await until(lambda: router.decode.fleet.running == 0)

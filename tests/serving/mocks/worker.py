@@ -136,8 +136,8 @@ class MockWorker:
         try:
             while await self._one(reader, writer):
                 pass
-        except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
-            pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the client went, or the worker is killed
         finally:
             self._tasks.discard(task)
             writer.transport.abort()

@@ -1,0 +1,126 @@
+"""Opens a router: probes the workers, builds every part, and takes all of it down again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import aiohttp
+
+from eldr.routing.fleet import Fleet
+from eldr.serving.admission import Admission
+from eldr.serving.config import RouterConfig
+from eldr.serving.decisions import DecisionBuffer
+from eldr.serving.decode_pool import DecodePool
+from eldr.serving.endpoints import Endpoint
+from eldr.serving.health import HealthChecker
+from eldr.serving.kv_release import KvRelease
+from eldr.serving.legs import LegLimits, Legs, WholeRules
+from eldr.serving.metrics import Metrics
+from eldr.serving.origins import Client
+from eldr.serving.policy import build_policy, needs_signatures
+from eldr.serving.prefill_pool import PrefillPool
+from eldr.serving.probe import geometry_of, wait_for
+from eldr.serving.retry import RetryBudget, RetryRules
+from eldr.serving.security import client_tls
+from eldr.serving.state import Router, make_endpoint
+
+
+@asynccontextmanager
+async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
+    """Probes the workers and builds the router.
+
+    Raises:
+        StartError: a worker, the partition or the policy does not fit.
+        ConfigError: a worker URL is not one.
+    """
+    async with AsyncExitStack() as stack:
+        tls = client_tls(config.worker_ca)
+        client = Client(config.connect_timeout, tls)
+        client.start()
+        stack.push_async_callback(client.close)
+        headers = {"Authorization": f"Bearer {config.worker_key}"} if config.worker_key else {}
+        session = await stack.enter_async_context(
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls), headers=headers)
+        )
+        prefill = [make_endpoint(config, client, "prefill", url) for url in config.prefill]
+        decode = [
+            make_endpoint(config, client, "decode", url, rank)
+            for url in config.decode
+            for rank in (range(config.decode_ranks) if config.decode_ranks > 1 else [None])
+        ]
+        fleet = await _fleet(config, session, prefill, decode)
+        metrics, decisions = Metrics(), DecisionBuffer(config.decision_buffer)
+        prefill_pool = PrefillPool(prefill, config.prefill_policy)
+        decode_pool = DecodePool(
+            decode, fleet, metrics, decisions, worker_headers=config.worker_headers
+        )
+        for pool in (prefill_pool, decode_pool):
+            pool.on_event = metrics.count_worker_event
+        legs = _legs(config, stack, metrics, prefill_pool, decode_pool)
+        admission = Admission(config.max_concurrent, config.queue_size, config.queue_timeout)
+        router = Router(
+            config,
+            client,
+            session,
+            prefill_pool,
+            decode_pool,
+            legs,
+            admission,
+            metrics,
+            decisions,
+        )
+        metrics.watch(router)
+        checker = HealthChecker(
+            session,
+            (prefill_pool, decode_pool),
+            interval=config.health_interval,
+            limit=config.health_timeout,
+        )
+        stack.push_async_callback(_cancel, asyncio.create_task(checker.run(), name="health"))
+        yield router
+
+
+async def _fleet(
+    config: RouterConfig,
+    session: aiohttp.ClientSession,
+    prefill: list[Endpoint],
+    decode: list[Endpoint],
+) -> Fleet:
+    await wait_for(session, [*prefill, *decode], config.startup_timeout)
+    required_by = config.policy if needs_signatures(config.policy) else None
+    geometry = await geometry_of(session, prefill, required_by=required_by)
+    return Fleet(
+        build_policy(config, geometry, [endpoint.name for endpoint in decode]),
+        geometry=geometry,
+        min_coverage=config.min_coverage,
+        seed=config.seed,
+    )
+
+
+def _legs(
+    config: RouterConfig,
+    stack: AsyncExitStack,
+    metrics: Metrics,
+    prefill: PrefillPool,
+    decode: DecodePool,
+) -> Legs:
+    kv_release = KvRelease(metrics)
+    stack.push_async_callback(kv_release.close)
+    rules = RetryRules(attempts=config.attempts, budget=config.retry_budget)
+    return Legs(
+        prefill,
+        decode,
+        budget=RetryBudget(rules, config.seed),
+        limits=LegLimits(config.first_byte_timeout, config.idle_timeout),
+        whole=WholeRules(config.unsplittable, config.several_choices, config.no_prefill),
+        metrics=metrics,
+        kv_release=kv_release,
+    )
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
