@@ -82,6 +82,11 @@ class Deployment:
             )
         return int(room / token)
 
+    @staticmethod
+    def instant() -> PrefillConfig:
+        """No prefill pool: requests reach the decode workers as they arrive."""
+        return PrefillConfig()
+
     def prefill(self, workers: int, cached: float = 0.0) -> PrefillConfig:
         """Prefill workers of the same shape, compute-bound: 2 FLOP per active parameter."""
         hard = self.hardware

@@ -80,6 +80,7 @@ class Cell:
         max_batch, kv_tokens, expert_ranks, expected: see PoolConfig.
         routers, shared, know_length, tick: see RunConfig.
         calibration: share of the trace's requests that are held out to calibrate.
+        objective: what goodput asks for.
     """
 
     trace: str
@@ -101,6 +102,7 @@ class Cell:
     shared: bool = False
     know_length: bool = False
     calibration: float = 0.5
+    objective: report.Objective = field(default_factory=report.Objective)
 
     def __post_init__(self) -> None:
         given = [v for v in (self.rate, self.load, self.batch) if v is not None]
@@ -199,7 +201,7 @@ def run_case(cell: Cell, seed: int, policies: Sequence[str]) -> dict[str, Any]:
     """One seed of a cell: policy -> figures; with the rate and what it is of capacity."""
     case = Case(cell, seed)
     layers = case.trace.geometry.layers
-    figures = {p: report.summarise(case.run(p), layers) for p in policies}
+    figures = {p: report.summarise(case.run(p), layers, cell.objective) for p in policies}
     return {"rate": case.rate, "load": case.load, "policies": figures}
 
 
@@ -223,6 +225,11 @@ class Result:
     best: dict[str, str]
     rate: float
     load: float
+
+    @property
+    def name(self) -> str:
+        """trace/mix/workers, the key of this cell in tables."""
+        return f"{Path(self.cell.trace).stem}/{self.cell.mix}/{self.cell.workers}"
 
     @property
     def saturated(self) -> bool:
