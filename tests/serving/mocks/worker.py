@@ -79,7 +79,8 @@ class MockWorker:
         active: requests that are being answered now.
         aborted: requests whose client went before the end.
         engine_id: changes with every (re)start, like NIXL's.
-        held: KV handles that prefill keeps for a remote reader.
+        count: POST requests so far.
+        keep_seen: whether `seen` grows; long runs leave it out.
     """
 
     def __init__(
@@ -92,6 +93,8 @@ class MockWorker:
         self.plans: deque[Plan] = deque()
         self.seen: list[Seen] = []
         self.gets: list[str] = []
+        self.count = 0
+        self.keep_seen = True
         self.active = 0
         self.aborted = 0
         self.healthy = True
@@ -149,13 +152,17 @@ class MockWorker:
         headers = {k.lower(): v.strip() for k, _, v in (x.partition(":") for x in lines) if k}
         raw = await reader.readexactly(int(headers.get("content-length", "0")))
         if method == "GET":
-            self.gets.append(path)
+            if self.keep_seen:
+                self.gets.append(path)
             return await self._get(path, writer)
-        self.seen.append(Seen(method, path, headers, raw))
+        seen = Seen(method, path, headers, raw)
+        self.count += 1
+        if self.keep_seen:
+            self.seen.append(seen)
         plan = self.plans.popleft() if self.plans else self.plan
         self.active += 1
         watch = asyncio.ensure_future(reader.read(1))  # resolves when the client goes away
-        answer = asyncio.ensure_future(self._answer(plan, self.seen[-1], writer))
+        answer = asyncio.ensure_future(self._answer(plan, seen, writer))
         try:
             await asyncio.wait((watch, answer), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
@@ -276,7 +283,7 @@ class MockWorker:
                 "do_remote_decode": False,
                 "remote_block_ids": [[1, 2, 3]],
                 "remote_engine_id": self.engine_id,
-                "remote_request_id": f"r{len(self.seen)}",
+                "remote_request_id": f"r{self.count}",
                 "remote_host": "127.0.0.1",
                 "remote_port": 5600,
                 "tp_size": 1,
