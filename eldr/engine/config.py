@@ -20,15 +20,23 @@ class EngineConfig:
     Attributes:
         role: `prefill` keeps signatures, `decode` counts the experts that decode steps read,
             `both` does both (an engine that serves alone, or a test).
+        admin: whether `POST /eldr/vectors` is served; off, since vLLM's API server does not
+            authenticate it.
     """
 
     role: str
+    admin: bool = False
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise EngineConfigError(
                 f'additional_config["eldr"]: role must be one of {", ".join(ROLES)}, '
                 f"got {self.role!r}"
+            )
+
+        if not isinstance(self.admin, bool):
+            raise EngineConfigError(
+                f'additional_config["eldr"]: admin must be true or false, got {self.admin!r}'
             )
 
     @property
@@ -53,7 +61,8 @@ def read(additional_config: Mapping[str, Any]) -> EngineConfig:
     known = {field.name for field in fields(EngineConfig)}
     if unknown := sorted(set(settings) - known):
         raise EngineConfigError(
-            f'additional_config["eldr"]: unknown key {unknown[0]!r}; known: {", ".join(known)}'
+            f'additional_config["eldr"]: unknown key {unknown[0]!r}; '
+            f"known: {', '.join(sorted(known))}"
         )
     if "role" not in settings:
         raise EngineConfigError(

@@ -35,6 +35,7 @@ def worker(vllm_config: Any, kv_cache_config: Any, model: Any, device: Any) -> W
 
 def routes(args: Any, app: Any) -> None:
     """Adds the worker routes to vLLM's API server."""
+    from eldr.engine import config
     from eldr.engine import routes as worker_routes
 
-    worker_routes.attach(app)
+    worker_routes.attach(app, config.read(args.additional_config))

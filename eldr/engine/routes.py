@@ -15,16 +15,20 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 
+from eldr.engine.config import EngineConfig
 from eldr.engine.metrics import CONTENT_TYPE, render
 
 WIRE_VERSION = 1
 _TIMEOUT_S = 60.0
 router = APIRouter(prefix="/eldr", tags=["eldr"])
+admin = APIRouter(prefix="/eldr", tags=["eldr"])
 
 
-def attach(app: FastAPI) -> None:
+def attach(app: FastAPI, settings: EngineConfig) -> None:
     """Adds the routes to vLLM's FastAPI application."""
     app.include_router(router)
+    if settings.admin:
+        app.include_router(admin)
 
 
 @router.get("/info")
@@ -45,6 +49,21 @@ async def decode(request: Request) -> dict[str, Any]:
     return await _ask(request, "decode")
 
 
+@router.get("/vectors")
+async def vectors(request: Request) -> dict[str, Any]:
+    """Which vectors prompts are scored against; digest null while there are none."""
+    return await _ask(request, "vectors")
+
+
+@admin.post("/vectors")
+async def replace_vectors(request: Request) -> dict[str, Any]:
+    """Replaces them by the body, a file of `eldr.engine.vectors`; an empty body removes them."""
+    found = await _ask(request, "load_vectors", await request.body())
+    if "error" in found:
+        raise HTTPException(400, found["error"])
+    return found
+
+
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """The worker's counters for Prometheus, beside vLLM's own /metrics."""
@@ -57,11 +76,11 @@ def _served_name(state: Any) -> str:
     return str(names[0])
 
 
-async def _ask(request: Request, method: str) -> dict[str, Any]:
+async def _ask(request: Request, method: str, *args: Any) -> dict[str, Any]:
     client = getattr(request.app.state, "engine_client", None)
     if client is None:
         raise HTTPException(503, "ELDR: this server has no engine")
-    answers = await client.collective_rpc("eldr", timeout=_TIMEOUT_S, args=(method,))
+    answers = await client.collective_rpc("eldr", timeout=_TIMEOUT_S, args=(method, *args))
     found: dict[str, Any] | None = next((a for a in answers if a is not None), None)
     if found is None:
         raise HTTPException(

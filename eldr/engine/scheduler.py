@@ -12,6 +12,7 @@ from typing import Any
 from eldr.engine import config, layout
 from eldr.engine.step import Gathered, PromptEnd, StepMetadata, StepResult
 from eldr.engine.uncovered import UncoveredBlocks
+from eldr.geometry import Geometry
 from eldr.signature import Signature, encode
 
 NULL_BLOCK = 0
@@ -96,7 +97,7 @@ class SchedulerHook:
         for request, gathered in found.signatures.items():
             if request in self._awaited:
                 self._awaited.discard(request)
-                self._ready[request] = encode(_signature(gathered), found.geometry)
+                self._ready[request] = _payload(gathered, found.geometry)
 
     def finish(
         self, request: Any, kv_transfer_params: dict[str, Any] | None
@@ -178,5 +179,9 @@ class SchedulerHook:
                 self._uncovered.add_tokens(table, start + sampled - margin, start + 1 + drafts)
 
 
-def _signature(found: Gathered) -> Signature:
-    return Signature(found.counts, found.tokens, found.covered / found.tokens)
+def _payload(found: Gathered, geometry: Geometry) -> dict[str, Any]:
+    signature = Signature(found.counts, found.tokens, found.covered / found.tokens)
+    payload = encode(signature, geometry)
+    if found.scores is not None:
+        payload["scores"] = {"digest": found.scores.digest, "values": found.scores.values}
+    return payload

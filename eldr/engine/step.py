@@ -46,6 +46,14 @@ class StepMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class Scores:
+    """A prompt's scores [W] against the vectors that `digest` names."""
+
+    digest: str
+    values: list[float]
+
+
+@dataclass(frozen=True, slots=True)
 class Gathered:
     """A request's counts as the device had them.
 
@@ -53,11 +61,13 @@ class Gathered:
         counts: uint32 [L, E], sum over the blocks that passed the guard.
         covered: prompt tokens in those blocks.
         tokens: prompt tokens of the request.
+        scores: against the worker's vectors; None while it has none.
     """
 
     counts: Counts = field(repr=False)
     covered: int
     tokens: int
+    scores: Scores | None = None
 
 
 @dataclass(frozen=True, slots=True)

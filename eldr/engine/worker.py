@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from eldr.engine import capture, config, layout
+from eldr.engine import capture, config, layout, vectors
 from eldr.engine.cache import GatheredOnDevice, SignatureCache
 from eldr.engine.decode import DecodeCounters
 from eldr.engine.step import StepMetadata, StepResult
@@ -104,6 +104,31 @@ class WorkerHook:
     def decode(self) -> dict[str, Any] | None:
         """Decode counters as JSON values; None if this rank does not count."""
         return self._decode.snapshot() if self._decode is not None else None
+
+    def load_vectors(self, data: bytes) -> dict[str, Any] | None:
+        """Replaces the vectors between two steps; an error is an answer, not an exception.
+
+        Args:
+            data: a file as `vectors.load` reads it; empty to score no more.
+        """
+        if self._cache is None:
+            return {"error": "this worker keeps no signatures"} if self._reports else None
+        try:
+            device = self._cache.histograms.device
+            loaded = vectors.load(data, self._capture.geometry, device) if data else None
+        except vectors.VectorsError as error:
+            return {"error": str(error)}
+        self._cache.vectors = loaded
+        return self.vectors()
+
+    def vectors(self) -> dict[str, Any] | None:
+        """Which vectors the worker scores against; None on ranks that do not report."""
+        if not self._reports:
+            return None
+        found = self._cache.vectors if self._cache is not None else None
+        if found is None:
+            return {"digest": None}
+        return {"digest": found.digest, "kind": found.kind, "workers": found.workers}
 
     def counters(self) -> dict[str, Any] | None:
         """What `metrics.render` takes; None on ranks that do not report."""

@@ -42,6 +42,7 @@ def test_roles(role, signatures, decode):
         ({}, "role is missing"),
         ({"role": "router"}, "role must be one of prefill, decode, both, got 'router'"),
         ({"role": "prefill", "tau": 1}, "unknown key 'tau'"),
+        ({"role": "prefill", "admin": 1}, "admin must be true or false, got 1"),
         ("prefill", "expected an object"),
         (None, "expected an object"),
     ],

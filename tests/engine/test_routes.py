@@ -7,6 +7,7 @@ fastapi = pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
 
 from eldr.engine import routes  # noqa: E402
+from eldr.engine.config import EngineConfig  # noqa: E402
 
 
 class Client:
@@ -21,15 +22,19 @@ class Client:
 
 
 def get(path, client, times=1):
+    return call("GET", path, client, times=times)
+
+
+def call(method, path, client, times=1, admin=False, body=None):
     app = fastapi.FastAPI()
-    routes.attach(app)
+    routes.attach(app, EngineConfig("prefill", admin=admin))
     app.state.args = SimpleNamespace(model="path", served_model_name=["tiny"])
     app.state.engine_client = client
 
     async def ask():
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://worker") as http:
-            return [await http.get(path) for _ in range(times)][-1]
+            return [await http.request(method, path, content=body) for _ in range(times)][-1]
 
     return asyncio.run(ask())
 
@@ -86,3 +91,17 @@ def test_metrics_of_a_prefill_worker_have_no_decode_counters():
         "/eldr/metrics", Client({"counters": [{"signatures": signatures, "decode": None}]})
     )
     assert "eldr_decode" not in answer.text
+
+
+def test_vectors_are_replaced_only_where_the_admin_route_is_on():
+    client = Client({"load_vectors": [{"digest": "d", "kind": "centroids", "workers": 2}]})
+    assert call("POST", "/eldr/vectors", client, body=b"file").status_code == 405
+    answer = call("POST", "/eldr/vectors", client, admin=True, body=b"file")
+    assert answer.json()["digest"] == "d"
+    assert client.calls == [("eldr", ("load_vectors", b"file"))]
+
+
+def test_a_refused_vectors_file_answers_400_and_why():
+    client = Client({"load_vectors": [{"error": "vectors: made for geometry x"}]})
+    answer = call("POST", "/eldr/vectors", client, admin=True, body=b"file")
+    assert (answer.status_code, answer.json()["detail"]) == (400, "vectors: made for geometry x")
