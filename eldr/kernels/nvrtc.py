@@ -82,6 +82,16 @@ def compile_cubin(kernel: str, arch: int) -> tuple[bytes, str]:
         nvrtc.destroyProgram(program)
 
 
+def version() -> tuple[int, int]:
+    """NVRTC's major and minor version.
+
+    Raises:
+        ImportError: as `compile_cubin`.
+    """
+    major, minor = _nvrtc().getVersion()
+    return int(major), int(minor)
+
+
 def _nvrtc() -> Any:
     try:
         nvrtc = importlib.import_module("cupy.cuda").nvrtc

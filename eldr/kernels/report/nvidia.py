@@ -1,0 +1,81 @@
+"""Reads NVIDIA machine code with the tools that Triton ships: cuobjdump and nvdisasm."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_USAGE = re.compile(
+    r"Function (?P<name>\S+?):\s+REG:(?P<reg>\d+) STACK:(?P<stack>\d+) SHARED:(?P<shared>\d+) "
+    r"LOCAL:(?P<local>\d+)"
+)
+_SECTION = re.compile(r"^\s*\.section\s+\.text\.(\S+?),", re.MULTILINE)
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.M)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """One function of a cubin."""
+
+    registers: int
+    spills: int
+    shared: int
+    opcodes: Counter[str]
+
+    def count(self, *families: str, having: str = "") -> int:
+        """Instructions whose first part is one of `families` and that have the part `having`."""
+        return sum(
+            n
+            for opcode, n in self.opcodes.items()
+            if opcode.split(".")[0] in families and (not having or having in opcode.split("."))
+        )
+
+
+def tool(name: str) -> Path:
+    """A binary that Triton ships.
+
+    Raises:
+        FileNotFoundError: Triton is missing, or ships no such tool.
+    """
+    spec = importlib.util.find_spec("triton")
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError(f"{name}: it comes with Triton, which is not installed")
+    path = Path(spec.origin).parent / "backends/nvidia/bin" / name
+    if not path.exists():
+        raise FileNotFoundError(f"{name}: not in {path.parent}")
+    return path
+
+
+def _output(*command: str | Path) -> str:
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{Path(command[0]).name} failed: {done.stderr.strip()[:500]}")
+    return done.stdout
+
+
+def functions(cubin: Path) -> dict[str, Usage]:
+    """Every kernel of a cubin by its symbol."""
+    opcodes = dict(_opcodes(_output(tool("nvdisasm"), "-c", cubin)))
+    found = {}
+    for match in _USAGE.finditer(_output(tool("cuobjdump"), "--dump-resource-usage", cubin)):
+        counted = opcodes.get(match["name"], Counter())
+        spills = int(match["stack"]) + int(match["local"])
+        local = sum(n for op, n in counted.items() if op.split(".")[0] in ("LDL", "STL"))
+        found[match["name"]] = Usage(
+            int(match["reg"]), max(spills, 4 * local), int(match["shared"]), counted
+        )
+    if not found:
+        raise RuntimeError(f"{cubin.name}: cuobjdump names no function")
+    return found
+
+
+def _opcodes(disassembly: str) -> Iterator[tuple[str, Counter[str]]]:
+    starts = list(_SECTION.finditer(disassembly))
+    for i, start in enumerate(starts):
+        end = starts[i + 1].start() if i + 1 < len(starts) else len(disassembly)
+        yield start[1], Counter(_INSTRUCTION.findall(disassembly[start.end() : end]))
