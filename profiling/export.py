@@ -86,6 +86,15 @@ class Export:
         query += f" ORDER BY {order}" if order else ""
         return self._db.execute(query)
 
+    def totals(self, table: str, key: str) -> Iterator[Any]:
+        """Per value of a column: the value, rows, sum and maximum of their durations."""
+        if not self.has(table):
+            return iter(())
+        return self._db.execute(
+            f'SELECT "{key}", count(*), sum("end" - start), max("end" - start) '
+            f'FROM "{table}" GROUP BY "{key}"'
+        )
+
     def count(self, table: str, where: str = "") -> int:
         """Number of rows; 0 if the table is not there."""
         if table not in self._columns:

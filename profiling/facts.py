@@ -82,7 +82,7 @@ class Facts:
         kernels: by short name.
         range_gpu: device time of the kernels launched in a range, by name.
         engine_streams: streams on which the engine's kernels run, by process.
-        eldr_spans: (start, end) of ELDR's kernels and copies on the device.
+        eldr_starts, eldr_ends: ELDR's kernels and copies on the device.
         busy_starts, busy_ends: union of the engine's kernels, in time order.
     """
 
@@ -99,7 +99,13 @@ class Facts:
     kernels: defaultdict[str, KernelTime] = field(default_factory=lambda: defaultdict(KernelTime))
     range_gpu: Counter[str] = field(default_factory=Counter)
     engine_streams: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    eldr_spans: list[tuple[int, int]] = field(default_factory=list)
+    eldr_starts: array[int] = field(default_factory=lambda: array("q"))
+    eldr_ends: array[int] = field(default_factory=lambda: array("q"))
     busy_starts: array[int] = field(default_factory=lambda: array("q"))
     busy_ends: array[int] = field(default_factory=lambda: array("q"))
     graphs: Graphs = field(default_factory=Graphs)
+
+    def add_eldr_span(self, start: int, end: int) -> None:
+        """Device time of ELDR's own."""
+        self.eldr_starts.append(start)
+        self.eldr_ends.append(end)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from eldr import tracing
@@ -34,15 +34,22 @@ class Thread:
 
     def index(self) -> None:
         """Builds the edges; call once all ranges are in."""
-        order = sorted(range(len(self.starts)), key=lambda i: (self.starts[i], -self.ends[i]))
         stack = list[int]()
-        for i in order:
+        for i in self._outer_first():
             while stack and self.ends[stack[-1]] <= self.starts[i]:
                 self._close(stack)
             stack.append(i)
             self._edge(self.starts[i], i)
         while stack:
             self._close(stack)
+
+    def _outer_first(self) -> Sequence[int]:
+        """Indices by start; of two that start together, the longer one is the outer one."""
+        starts, order = self.starts, range(len(self.starts))
+        if all(starts[i] < starts[i + 1] for i in order[:-1]):
+            return order
+        by_end = sorted(order, key=self.ends.__getitem__, reverse=True)
+        return sorted(by_end, key=starts.__getitem__)
 
     def _close(self, stack: list[int]) -> None:
         ended = stack.pop()

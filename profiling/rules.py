@@ -164,7 +164,7 @@ def overlap(facts: Facts) -> Check:
             if hit.stream in facts.engine_streams[hit.process]
         }
     )
-    doubts = [] if facts.eldr_spans else ["nothing of ELDR ran on the device in this capture"]
+    doubts = [] if facts.eldr_starts else ["nothing of ELDR ran on the device in this capture"]
     text = f"{100 * overlapped(facts):.0f} % of ELDR's device time is beside engine kernels"
     proof = [text, f"{len(copies)} output copies, none on a compute stream"]
     return judge("overlap", faults, doubts, proof)
@@ -173,7 +173,7 @@ def overlap(facts: Facts) -> Check:
 def overlapped(facts: Facts) -> float:
     """Share of ELDR's own device time during which an engine kernel runs, 0 if it has none."""
     total = beside = 0
-    for start, end in facts.eldr_spans:
+    for start, end in zip(facts.eldr_starts, facts.eldr_ends, strict=True):
         total += end - start
         index = max(0, bisect_left(facts.busy_starts, start) - 1)
         while index < len(facts.busy_starts) and facts.busy_starts[index] < end:

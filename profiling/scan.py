@@ -7,6 +7,10 @@ of its launch, so nodes are attributed by where they were captured, never by tha
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from eldr import tracing
@@ -29,6 +33,42 @@ class _Copy:
 
 
 @dataclass(slots=True)
+class _Launches:
+    """Launches inside ranges of one process: parallel arrays, by correlation id.
+
+    Millions of them must fit, so no dictionary. Correlation ids grow with time; should they come
+    out of order, they are sorted before the first question.
+    """
+
+    ids: array[int] = field(default_factory=lambda: array("q"))
+    names: list[str] = field(default_factory=list)
+    which: array[int] = field(default_factory=lambda: array("h"))
+    sorted: bool = True
+
+    def add(self, correlation: int, name: str) -> None:
+        if name not in self.names:
+            self.names.append(name)
+        self.sorted = self.sorted and (not self.ids or self.ids[-1] <= correlation)
+        self.ids.append(correlation)
+        self.which.append(self.names.index(name))
+
+    def lookup(self) -> Callable[[int], str | None]:
+        """A function from correlation id to range name."""
+        if not self.sorted:
+            order = sorted(range(len(self.ids)), key=self.ids.__getitem__)
+            self.which = array("h", (self.which[i] for i in order))
+            self.ids = array("q", sorted(self.ids))
+            self.sorted = True
+        ids, which, names, count = self.ids, self.which, self.names, len(self.ids)
+
+        def range_of(correlation: int) -> str | None:
+            at = bisect_left(ids, correlation)
+            return names[which[at]] if at < count and ids[at] == correlation else None
+
+        return range_of
+
+
+@dataclass(slots=True)
 class _Scan:
     """The state that one table's rows leave for the next."""
 
@@ -37,8 +77,7 @@ class _Scan:
     capture_range: dict[int, str] = field(default_factory=dict)  # node -> range of its capture
     known_nodes: set[int] = field(default_factory=set)
     copies: dict[tuple[int, int], _Copy] = field(default_factory=dict)
-    launched_in: dict[tuple[int, int], str] = field(default_factory=dict)
-    waiting: set[tuple[int, int]] = field(default_factory=set)
+    launches: defaultdict[int, _Launches] = field(default_factory=lambda: defaultdict(_Launches))
 
 
 def scan(export: Export, ranges: Ranges, steps: dict[int, Steps]) -> Facts:
@@ -119,7 +158,7 @@ def _calls(state: _Scan) -> None:
         if name in launches:
             facts.graphs.launches += name in replays
             if (inside := at(tid, start)) is not None:
-                state.launched_in[key] = inside
+                state.launches[key[0]].add(correlation, inside)
         if copy is None and name not in waits:
             continue
         inside = at(tid, start)
@@ -128,7 +167,6 @@ def _calls(state: _Scan) -> None:
             _copy_call(state, copy, key, (start, end, strings.get(name, "?")), inside, kind)
         # A blocking copy to the host is one finding, not two: it is reported as the copy.
         if name in waits:
-            state.waiting.add(key)
             facts.total_waits += 1
             facts.waits[key[0], kind or ""] += 1
             if inside is not None and copy is None:
@@ -150,7 +188,8 @@ def _copy_call(
     if inside is None:
         return
     if inside != tracing.CANARY:
-        state.facts.eldr_spans += copy.spans
+        for span in copy.spans:
+            state.facts.add_eldr_span(*span)
     state.facts.hits.append(
         Hit(
             *("copy", inside, name, key[0], start, end - start),
@@ -195,39 +234,104 @@ def _calls_of_syncs(state: _Scan) -> list[tuple[int, int]]:
 
 
 def _kernels(state: _Scan) -> None:
-    facts, strings, graphs = state.facts, state.export.strings, state.facts.graphs
-    wanted = ("start", "end", "streamId", "correlationId", "globalPid", "shortName", "graphNodeId")
-    for start, end, stream, correlation, pid, name, node in state.export.rows(
+    """Totals by name are SQLite's work; this loop sees every kernel once, in start order."""
+    facts, export = state.facts, state.export
+    _kernel_totals(state)
+    wanted = ("start", "end", "streamId", "correlationId", "globalPid", "graphNodeId", "shortName")
+    known, captured, unmapped, node_rows = state.known_nodes, state.capture_range, 0, 0
+    launches = {process: found.lookup() for process, found in state.launches.items()}
+    busy, engine_streams = _Busy(facts), set[tuple[int, int]]()
+    cursors = {process: _Cursor(steps) for process, steps in facts.steps.items()}
+    for start, end, stream, correlation, pid, node, name in export.rows(
         "CUPTI_ACTIVITY_KIND_KERNEL", *wanted, order="start"
     ):
-        process, duration = pid >> 24, end - start
+        process, inside = pid >> 24, None
         if node:
-            graphs.node_rows += 1
-            graphs.unmapped += node not in state.known_nodes
-            inside = state.capture_range.get(node)
-        else:
-            inside = state.launched_in.get((process, correlation))
-        kernel = facts.kernels[strings.get(name, "?")]
-        kernel.count += 1
-        kernel.total += duration
-        kernel.longest = max(kernel.longest, duration)
+            node_rows += 1
+            if node in captured:
+                inside = captured[node]
+            elif node not in known:
+                unmapped += 1
+        elif process in launches:
+            inside = launches[process](correlation)
         if inside is not None:
-            kernel.eldr += 1
-            kernel.eldr_total += duration
-            facts.range_gpu[inside] += duration
-            facts.eldr_spans.append((start, end))
+            _eldr_kernel(state, inside, name, start, end)
             continue
+        engine_streams.add((process, stream))
+        if start > busy.end:
+            busy.cut(start)
+        if end > busy.end:
+            busy.end = end
+        if process in cursors:
+            cursor = cursors[process]
+            if start >= cursor.next:
+                cursor.advance(start)
+            cursor.kernels += 1
+    busy.cut(0)
+    facts.graphs.node_rows += node_rows
+    facts.graphs.unmapped += unmapped
+    for process, stream in engine_streams:
         facts.engine_streams[process].add(stream)
-        steps = facts.steps.get(process)
-        if steps is not None and (kind := steps.kind_at(start)) is not None:
-            facts.kernels_in_steps[process, kind] += 1
-        _add_busy(facts, start, end)
+    for process, cursor in cursors.items():
+        for kind, count in cursor.finished().items():
+            facts.kernels_in_steps[process, kind] += count
 
 
-def _add_busy(facts: Facts, start: int, end: int) -> None:
-    """Rows come in start order, so the union only ever grows at its end."""
-    if facts.busy_ends and start <= facts.busy_ends[-1]:
-        facts.busy_ends[-1] = max(facts.busy_ends[-1], end)
-    else:
-        facts.busy_starts.append(start)
-        facts.busy_ends.append(end)
+def _kernel_totals(state: _Scan) -> None:
+    totals = state.export.totals("CUPTI_ACTIVITY_KIND_KERNEL", "shortName")
+    for name, count, total, longest in totals:
+        kernel = state.facts.kernels[state.export.strings.get(name, "?")]
+        kernel.count += count
+        kernel.total += total
+        kernel.longest = max(kernel.longest, longest)
+
+
+def _eldr_kernel(state: _Scan, inside: str, name: int, start: int, end: int) -> None:
+    kernel = state.facts.kernels[state.export.strings.get(name, "?")]
+    kernel.eldr += 1
+    kernel.eldr_total += end - start
+    state.facts.range_gpu[inside] += end - start
+    state.facts.add_eldr_span(start, end)
+
+
+class _Busy:
+    """The union of intervals that come in start order."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.end = -1
+        self._facts = facts
+        self._start = -1
+
+    def cut(self, start: int) -> None:
+        """A gap: the interval so far is done, the next begins at `start`."""
+        if self._start >= 0:
+            self._facts.busy_starts.append(self._start)
+            self._facts.busy_ends.append(self.end)
+        self._start = start
+
+
+class _Cursor:
+    """Counts kernels per kind of step, for kernels that come in start order."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.kernels = 0
+        self.next = steps.starts[0] if steps.starts else 2**62
+        self._steps, self._index = steps, -1
+        self._counts = Counter[str]()
+
+    def advance(self, time: int) -> None:
+        """Moves to the step under way at a moment."""
+        self._settle()
+        self._index = bisect_right(self._steps.starts, time) - 1
+        later = self._index + 1
+        self.next = self._steps.starts[later] if later < len(self._steps.starts) else 2**62
+
+    def _settle(self) -> None:
+        if 0 <= self._index < len(self._steps):
+            self._counts[self._steps.kind(self._index)] += self.kernels
+        self.kernels = 0
+
+    def finished(self) -> Counter[str]:
+        """Kernels by kind of step."""
+        self._settle()
+        return self._counts
