@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
+from typing import Any
 
 from eldr.cli import CANNOT_TELL, DONE, USAGE
 from eldr.serving.config import ConfigError, RouterConfig
 from eldr.serving.errors import StartError
-from eldr.serving.options import add_options, resolve
+from eldr.serving.options import add_options, resolve, show
 
 _EPILOG = """\
 Every option can also come from the environment (ELDR_SERVE_<NAME>, upper case) or from --config
@@ -33,11 +35,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the router until it is told to stop."""
     try:
-        config = resolve(args).config
+        resolved = resolve(args)
     except ConfigError as error:
         print(f"eldr serve: {error}", file=sys.stderr)
         return USAGE
-    return start(config)
+    if args.show_config:
+        _print_config(show(resolved), as_json=args.json)
+        return DONE
+    return start(resolved.config)
+
+
+def _print_config(rows: dict[str, dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(rows))
+        return
+    width = max(len(name) for name in rows)
+    for name, row in rows.items():
+        print(f"{name:{width}}  {row['value']!r}  ({row['origin']})")
 
 
 def start(config: RouterConfig) -> int:

@@ -14,17 +14,19 @@ class ConfigError(ValueError):
     """A configuration that cannot be used; names where it came from and what would be right."""
 
 
+_ENDLESS = float("inf")
+_PORTS = ("port", "admin_port", "prometheus_port")
 _SECONDS = (
     "startup_timeout",
     "request_timeout",
     "first_byte_timeout",
     "idle_timeout",
     "connect_timeout",
+    "body_timeout",
+    "queue_timeout",
     "eject_seconds",
     "health_interval",
     "health_timeout",
-    "body_timeout",
-    "queue_timeout",
 )
 _AT_LEAST_ONE = (
     "attempts",
@@ -44,9 +46,6 @@ _NOT_NEGATIVE = (
     "queue_size",
     "drain_grace",
     "drain_timeout",
-    "port",
-    "admin_port",
-    "prometheus_port",
 )
 
 
@@ -158,14 +157,17 @@ class RouterConfig:
             "first_byte_timeout",
             "idle_timeout",
         ):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < _ENDLESS:
                 raise ConfigError(f"{name}: must be positive, got {getattr(self, name)!r}")
         for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: must be at least 1, got {getattr(self, name)!r}")
         for name in _NOT_NEGATIVE:
-            if not getattr(self, name) >= 0:
+            if not 0 <= getattr(self, name) < _ENDLESS:
                 raise ConfigError(f"{name}: must not be negative, got {getattr(self, name)!r}")
+        for name in _PORTS:
+            if not 0 <= getattr(self, name) < 2**16:
+                raise ConfigError(f"{name}: must be below 65536, got {getattr(self, name)!r}")
         for name in ("prefill", "decode"):
             urls = getattr(self, name)
             if not urls:

@@ -30,12 +30,29 @@ class Resolved:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds a flag for every option, in groups; a flag not given stays absent."""
     parser.add_argument("--config", metavar="FILE", help="TOML or JSON file with options")
+    parser.add_argument(
+        "--show-config",
+        action="store_true",
+        help="print every option's value and where it comes from, then exit",
+    )
+    parser.add_argument("--json", action="store_true", help="with --show-config: one JSON object")
     groups: dict[str, Any] = {}
     for name, option in options().items():
         group = option.metadata["group"]
         if group not in groups:
             groups[group] = parser.add_argument_group(group)
         _add(groups[group], name, _type(name), option)
+
+
+def show(resolved: Resolved) -> dict[str, dict[str, Any]]:
+    """Every option's value and origin; secrets only say that they are set."""
+    out: dict[str, dict[str, Any]] = {}
+    for name, option in options().items():
+        value = getattr(resolved.config, name)
+        if option.metadata["secret"]:
+            value = "set" if value else "not set"
+        out[name] = {"value": value, "origin": resolved.origins[name]}
+    return out
 
 
 def _add(group: Any, name: str, kind: Any, option: Any) -> None:
@@ -76,16 +93,11 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str] | None = None) -> R
         (f"file {path}", _from_file(path) if path else {}),
     ]
     values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    for name in options():
-        for origin, layer in layers:
-            if name in layer:
-                strict = origin.startswith("file")
-                values[name] = _convert(name, layer[name], origin, strict=strict)
-                origins[name] = origin
-                break
-        else:
-            origins[name] = "default"
+    origins = dict.fromkeys(options(), "default")
+    for origin, layer in reversed(layers):  # a value that is overridden must be right as well
+        for name, value in layer.items():
+            values[name] = _convert(name, value, origin, strict=origin.startswith("file"))
+            origins[name] = origin
     return Resolved(RouterConfig(**values), origins)
 
 
@@ -127,7 +139,8 @@ def _convert(name: str, value: Any, origin: str, *, strict: bool) -> Any:
     try:
         return msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{name} (from {origin}): {error}, got {value!r}") from error
+        shown = "a secret" if options()[name].metadata["secret"] else repr(value)
+        raise ConfigError(f"{name} (from {origin}): {error}, got {shown}") from error
 
 
 _TYPES = typing.get_type_hints(RouterConfig)
