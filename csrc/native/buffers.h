@@ -68,6 +68,7 @@ inline bool same_size(const char* name, int64_t actual, int64_t expected) {
 PyObject* assign_exact(PyObject*, PyObject* args);
 PyObject* assign_prices(PyObject*, PyObject* args);
 PyObject* activation(PyObject*, PyObject* args);
+PyObject* weigh(PyObject*, PyObject* args);
 PyObject* dots(PyObject*, PyObject* args);
 PyObject* shift(PyObject*, PyObject* args);
 PyObject* simulate_new(PyObject*, PyObject* args);

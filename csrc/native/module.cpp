@@ -11,8 +11,11 @@ PyMethodDef methods[] = {
      "assign_prices(cost f32[N, W], capacity i64[W], prices f64[W], rounds, step) -> overfull\n\n"
      "Improves bin prices by dual ascent, in place; returns the points above capacity."},
     {"activation", eldr::activation, METH_VARARGS,
-     "activation(counts u32[n], scale, prior f32[n], out i16[n])\n\n"
+     "activation(counts u32[n], scale, prior f32[n], out i16[n]) -> any count\n\n"
      "out = min(trunc(counts * scale + prior), 32767), in float32 without contraction."},
+    {"weigh", eldr::weigh, METH_VARARGS,
+     "weigh(counts u32[n], weights f32[n], scale, out i16[n]) -> sum of squares of out\n\n"
+     "out = min(trunc(counts * weights * scale + 0.5), 32767), in float32 without contraction."},
     {"dots", eldr::dots, METH_VARARGS,
      "dots(x i16[n], rows u8[W, n], out i64[W])\n\nExact integer dot products with every row."},
     {"shift", eldr::shift, METH_VARARGS,

@@ -15,15 +15,31 @@ namespace {
 constexpr int64_t kBlock = 1024;  // 64 cells a lane x 32767 x 255 < 2^32
 constexpr float kTop = 32767.0f;
 
-ELDR_CLONES void activation_loop(const uint32_t* counts, float scale, const float* prior,
-                                 int64_t n, int16_t* out) {
+ELDR_CLONES uint32_t activation_loop(const uint32_t* counts, float scale, const float* prior,
+                                     int64_t n, int16_t* out) {
+  uint32_t any = 0;
   for (int64_t i = 0; i < n; ++i) {
+    any |= counts[i];
     // Counts stay below 2^31 (checked when a signature is decoded): the signed conversion is one
     // instruction, the unsigned one is not.
     float v = static_cast<float>(static_cast<int32_t>(counts[i])) * scale + prior[i];
     v = v < kTop ? v : kTop;
     out[i] = static_cast<int16_t>(static_cast<int32_t>(v));
   }
+  return any;
+}
+
+ELDR_CLONES int64_t weigh_loop(const uint32_t* counts, const float* weights, float scale,
+                               int64_t n, int16_t* out) {
+  int64_t total = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    float v = static_cast<float>(static_cast<int32_t>(counts[i])) * weights[i] * scale + 0.5f;
+    v = v < kTop ? v : kTop;
+    const int32_t x = static_cast<int32_t>(v);
+    out[i] = static_cast<int16_t>(x);
+    total += static_cast<int64_t>(x) * x;
+  }
+  return total;
 }
 
 ELDR_CLONES int64_t dot(const int16_t* x, const uint8_t* row, int64_t n) {
@@ -72,9 +88,24 @@ PyObject* activation(PyObject*, PyObject* args) {
   if (!out.ok() || !same_size("prior", prior.size(), counts.size()) ||
       !same_size("out", out.size(), counts.size()))
     return nullptr;
-  activation_loop(counts.data(), static_cast<float>(scale), prior.data(), counts.size(),
-                  out.data());
-  Py_RETURN_NONE;
+  return PyBool_FromLong(activation_loop(counts.data(), static_cast<float>(scale), prior.data(),
+                                         counts.size(), out.data()) != 0);
+}
+
+PyObject* weigh(PyObject*, PyObject* args) {
+  PyObject *counts_o, *weights_o, *out_o;
+  double scale;
+  if (!PyArg_ParseTuple(args, "OOdO", &counts_o, &weights_o, &scale, &out_o)) return nullptr;
+  View<uint32_t> counts(counts_o, "counts");
+  if (!counts.ok()) return nullptr;
+  View<float> weights(weights_o, "weights");
+  if (!weights.ok()) return nullptr;
+  View<int16_t, true> out(out_o, "out");
+  if (!out.ok() || !same_size("weights", weights.size(), counts.size()) ||
+      !same_size("out", out.size(), counts.size()))
+    return nullptr;
+  return PyLong_FromLongLong(weigh_loop(counts.data(), weights.data(), static_cast<float>(scale),
+                                        counts.size(), out.data()));
 }
 
 PyObject* dots(PyObject*, PyObject* args) {

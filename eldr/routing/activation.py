@@ -55,6 +55,7 @@ class ActivationModel:
         self.geometry = geometry
         self.shrinkage = shrinkage or Shrinkage()
         self._counts = np.zeros(geometry.cells, np.float64)
+        self._pending = np.zeros(geometry.cells, np.uint32)
         self._tokens = 0.0
         self._mean = np.full(geometry.cells, geometry.top_k / geometry.experts, np.float32)
         self._scratch = np.empty(geometry.cells, np.float32)
@@ -65,26 +66,32 @@ class ActivationModel:
         """g, float32 [L*E]: K / E until requests were observed."""
         return self._mean
 
-    def activation(self, signature: Signature) -> fixed.I16:
-        """Fixed-point probabilities int16 [L*E] (see `eldr.routing.fixed`), a new array."""
+    def activation(self, signature: Signature) -> fixed.I16 | None:
+        """Fixed-point probabilities int16 [L*E] (see `eldr.routing.fixed`), a new array.
+
+        None if the signature holds no hit.
+        """
         covered = signature.tokens * signature.coverage
         weight = self.shrinkage.weight(covered)
         np.multiply(self._mean, np.float32((1.0 - weight) * fixed.P_ONE), out=self._scratch)
         self._scratch += np.float32(0.5)
         out = np.empty(self.geometry.cells, np.int16)
         counts = signature.counts.reshape(-1)
-        fixed.activation(counts, fixed.P_ONE * weight / covered, self._scratch, out)
-        return out
+        hit = fixed.activation(counts, fixed.P_ONE * weight / covered, self._scratch, out)
+        return out if hit else None
 
     def observe(self, signature: Signature) -> None:
         """Adds a request to the running mean; the mean itself moves every few requests."""
-        self._counts += signature.counts.reshape(-1)
+        self._pending += signature.counts.reshape(-1)
         self._tokens += signature.tokens * signature.coverage
         self._age += 1
-        if self._age >= _REFRESH or self._age == self._tokens:
+        # Until the first refresh the mean is uniform; counts stay far below 2^32 in between.
+        if self._age >= _REFRESH:
             self._refresh()
 
     def _refresh(self) -> None:
+        self._counts += self._pending
+        self._pending[:] = 0
         geometry = self.geometry
         # One block of 256 tokens' worth of uniform use keeps an early mean from being extreme.
         uniform = geometry.top_k / geometry.experts

@@ -57,7 +57,7 @@ def _load_native() -> ModuleType | None:
 native: ModuleType | None = _load_native()
 
 
-def activation(counts: npt.NDArray[np.uint32], scale: float, prior: F32, out: I16) -> None:
+def activation(counts: npt.NDArray[np.uint32], scale: float, prior: F32, out: I16) -> bool:
     """out[i] = min(trunc(counts[i] * scale + prior[i]), 2^15 - 1), float32 arithmetic.
 
     Args:
@@ -65,12 +65,35 @@ def activation(counts: npt.NDArray[np.uint32], scale: float, prior: F32, out: I1
         scale: 2^15 * weight of the counts.
         prior: float32 [n], 2^15 * prior part + 0.5 (so that truncation rounds).
         out: int16 [n], written.
+
+    Returns:
+        Whether any count is not zero.
     """
     if native is not None:
-        native.activation(counts, scale, prior, out)
-        return
+        return bool(native.activation(counts, scale, prior, out))
     value = counts.astype(np.int32).astype(np.float32) * np.float32(scale) + prior
     out[:] = np.minimum(value, np.float32(P_ONE - 1)).astype(np.int16)
+    return bool(counts.any())
+
+
+def weigh(counts: npt.NDArray[np.uint32], weights: F32, scale: float, out: I16) -> int:
+    """out[i] = min(trunc(counts[i] * weights[i] * scale + 0.5), 2^15 - 1), float32 arithmetic.
+
+    Args:
+        counts: uint32 [n], contiguous.
+        weights: float32 [n], >= 0.
+        scale: brings the products into int16.
+        out: int16 [n], written.
+
+    Returns:
+        The sum of squares of `out`.
+    """
+    if native is not None:
+        return int(native.weigh(counts, weights, scale, out))
+    value = counts.astype(np.int32).astype(np.float32) * weights
+    value = value * np.float32(scale) + np.float32(0.5)
+    out[:] = np.minimum(value, np.float32(P_ONE - 1)).astype(np.int16)
+    return int((out.astype(np.int64) ** 2).sum())
 
 
 def dots(x: I16, rows: U8) -> I64:

@@ -199,9 +199,10 @@ class Fleet:
             return None, Reason.GEOMETRY
         if signature.coverage < self.min_coverage:
             return None, Reason.LOW_COVERAGE
-        if signature.tokens < 1 or signature.coverage <= 0 or not signature.counts.any():
+        if signature.tokens < 1 or signature.coverage <= 0:
             return None, Reason.EMPTY
-        return model.activation(signature), None
+        activation = model.activation(signature)
+        return activation, None if activation is not None else Reason.EMPTY
 
     def _commit(self, request: RouteRequest, choice: Choice, activation: I16 | None) -> None:
         table, slot = self._table, choice.slot

@@ -6,11 +6,11 @@ import threading
 
 import numpy as np
 import pytest
-from tests.routing.helpers import SMALL, only, request, signatures
 
 from eldr.geometry import Geometry
 from eldr.routing import Fleet, NoWorkerError, Reason, Worker, make_policy
 from eldr.signature import Signature
+from tests.routing.helpers import SMALL, only, request, signatures
 
 
 def fleet(count=3, policy="least_requests", geometry=SMALL, **options):

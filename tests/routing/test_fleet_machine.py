@@ -13,9 +13,9 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from tests.routing.helpers import SMALL, axis_partition, signatures
 
 from eldr.routing import POLICIES, Fleet, NoWorkerError, RouteRequest, Worker, make_policy
+from tests.routing.helpers import SMALL, axis_partition, signatures
 
 MADE = [None, *signatures(24)[0]]
 NAMES = [f"d{i}" for i in range(6)]

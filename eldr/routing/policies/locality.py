@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import numpy as np
@@ -22,14 +23,14 @@ class _Scorer:
     def __init__(self, partition: Partition) -> None:
         self.geometry = partition.geometry
         self._weights = partition.weights.reshape(-1).astype(np.float32)
-        folded = partition.centroids.reshape(partition.workers, -1) * self._weights
-        peak = folded.max(axis=1, keepdims=True)
+        self._peak = float(self._weights.max())
+        centroids = partition.centroids.reshape(partition.workers, -1)
+        peak = centroids.max(axis=1, keepdims=True)
         self._scale = (peak[:, 0] / fixed.SURVIVAL_ONE).astype(np.float64)
         safe = np.where(peak > 0, peak, 1)
-        self._rows = np.rint(folded / safe * fixed.SURVIVAL_ONE).astype(np.uint8)
+        self._rows = np.rint(centroids / safe * fixed.SURVIVAL_ONE).astype(np.uint8)
         self._row_of = {name: row for row, name in enumerate(partition.names)}
         self._slots: tuple[int, npt.NDArray[np.intp]] = (-1, np.zeros(0, np.intp))
-        self._zeros = np.full(self.geometry.cells, 0.5, np.float32)
 
     def rows(self, table: WorkerTable) -> npt.NDArray[np.intp]:
         """Centroid row of every slot, -1 = none; cached until membership changes."""
@@ -40,17 +41,14 @@ class _Scorer:
 
     def similarity(self, signature: Signature) -> Scores | None:
         """Float64 [centroids] in [0, 1], or None for a signature of no weight at all."""
-        counts = signature.counts.reshape(-1)
-        weighted = counts * self._weights
-        norm = float(np.sqrt(weighted @ weighted))
-        if norm == 0.0:
+        # No count exceeds the tokens, so this scale fits int16 and is as fine as it can be.
+        scale = (fixed.P_ONE - 1) / (signature.tokens * self._peak)
+        x = np.empty(self.geometry.cells, np.int16)
+        squares = fixed.weigh(signature.counts.reshape(-1), self._weights, scale, x)
+        if squares == 0:
             return None
-        # Counts above int16 are scaled down to it; below, they are exact.
-        step = min(1.0, (fixed.P_ONE - 1) / float(counts.max()))
-        x = np.empty(len(counts), np.int16)
-        fixed.activation(counts, step, self._zeros, x)
         raw: Scores = fixed.dots(x, self._rows) * self._scale
-        return raw * np.float64(1.0 / (norm * step))
+        return raw * np.float64(1.0 / math.sqrt(squares))
 
 
 class LocalityBand(Policy):
