@@ -150,13 +150,7 @@ class RouterConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in (
-            "startup_timeout",
-            "request_timeout",
-            "connect_timeout",
-            "first_byte_timeout",
-            "idle_timeout",
-        ):
+        for name in _SECONDS:
             if not 0 < getattr(self, name) < _ENDLESS:
                 raise ConfigError(f"{name}: must be positive, got {getattr(self, name)!r}")
         for name in _AT_LEAST_ONE:
