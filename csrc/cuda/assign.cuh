@@ -9,6 +9,8 @@ enum Rule { kNone = 0, kLeastLoad = 1, kLocalityBand = 2, kMarginalCost = 3 };
 constexpr int32_t kClosed = 0x7fffffff;  // load of a worker that must not be chosen
 constexpr int kStage = 4096;             // scores fetched ahead
 
+__device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
+
 // An unsigned number that orders like x; -0 and +0 are the same.
 __device__ __forceinline__ uint32_t order(float x) {
   const uint32_t u = __float_as_uint(x + 0.0f);
@@ -55,7 +57,7 @@ __device__ __forceinline__ uint32_t choose(const DecideParams& p, const Fleet& f
                                            int lane) {
   float floor = 0.f;
   if (p.rule == kLocalityBand) {
-    uint32_t best = order(-__uint_as_float(0x7f800000u));
+    uint32_t best = order(-infinity());
     for (int w = lane; w < p.workers; w += 32)
       if (f.load[w] != kClosed && order(scores[w]) > best && scores[w] == scores[w]) best = order(scores[w]);
     floor = from_order(__reduce_max_sync(kFull, best)) - p.tau;
@@ -64,11 +66,12 @@ __device__ __forceinline__ uint32_t choose(const DecideParams& p, const Fleet& f
   for (int w = lane; w < p.workers; w += 32) {
     if (f.load[w] == kClosed) continue;
     if (p.rule == kMarginalCost) {
-      best.offer(order(cost_of(p, f, w, positive(scores[w]), kv)), 0, w);
+      const float cost = cost_of(p, f, w, positive(scores[w]), kv);
+      best.offer(order(cost == cost ? cost : infinity()), 0, w);
     } else if (p.rule == kLeastLoad) {
       best.offer(order(f.load[w]), 0, w);
     } else {
-      const float s = scores[w] == scores[w] ? scores[w] : -__uint_as_float(0x7f800000u);
+      const float s = scores[w] == scores[w] ? scores[w] : -infinity();
       if (s >= floor) best.offer(order(f.load[w]), order(s), w);
     }
   }

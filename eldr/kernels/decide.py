@@ -8,16 +8,15 @@ rows and multiplies them with the same columns of the W vectors at once.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from eldr.kernels import checks
+from eldr.kernels import backend, checks, workspace
 from eldr.kernels.assign import Rule, assign_ref, assign_triton, check_assignment, coefficients
-from eldr.kernels.device_kernel import device_kernel, power_of_two
+from eldr.kernels.device_kernel import device_kernel
 from eldr.kernels.gather import (
     check_blocks,
     gather_settings,
@@ -188,12 +187,6 @@ def _partial_sums(
     return dots, norms
 
 
-@functools.cache
-def _workspace(size: int, device: torch.device, stream: int) -> Tensor:
-    """Scratch of the CUDA C++ kernel, zeroed once; every launch leaves it ready for the next."""
-    return torch.zeros(size, dtype=torch.uint8, device=device)
-
-
 def decide_cuda(*arguments: object) -> int:
     """The CUDA C++ kernel; arguments as the op's. Returns `backend.UNSUPPORTED` if it has none."""
     histograms, offsets, vectors = arguments[0], arguments[2], arguments[3]
@@ -201,11 +194,11 @@ def decide_cuda(*arguments: object) -> int:
     assert isinstance(offsets, Tensor), "the op's third argument"
     assert isinstance(vectors, Tensor), "the op's fourth argument"
     workers, cells = vectors.shape
-    needed = int(torch.ops.eldr_cuda.decide_workspace(offsets.numel() - 1, cells, workers))
-    size = power_of_two(needed)  # few sizes, each kept for good
-    stream = torch.cuda.current_stream(histograms.device).cuda_stream
-    workspace = _workspace(size, histograms.device, stream)
-    return int(torch.ops.eldr_cuda.decide(*arguments, workspace))
+    size = int(torch.ops.eldr_cuda.decide_workspace(offsets.numel() - 1, cells, workers))
+    if size == 0:
+        return backend.UNSUPPORTED
+    scratch = workspace.zeroed(histograms.device, size)
+    return int(torch.ops.eldr_cuda.decide(*arguments, scratch))
 
 
 _op = declare(
