@@ -171,7 +171,7 @@ def _replay_policy(
 
     timings = asyncio.run(replay(router.url, requests, config.concurrency, policy, progress))
     after = _decode_counters(fleet)
-    decisions = get_json(f"{router.url}/eldr/decisions")["decisions"]
+    decisions = get_json(f"{router.url}/eldr/decisions?limit={len(requests)}")["decisions"]
     supervisor.stop(router)
     deltas = [late.since(early) for late, early in zip(after, before, strict=True)]
     result = policy_result(policy, deltas, timings, decisions)

@@ -26,6 +26,7 @@ ENGINE_ENV = {
 }
 _BLOCK_SIZE = 32
 _KV_BLOCKS = 1024
+_STEP_TOKENS = 2048
 _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
@@ -43,6 +44,9 @@ def worker_command(role: str, port: int, model: Path) -> list[str]:
         *("--dtype", "bfloat16", "--seed", "0", "--enforce-eager"),
         *("--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "64"),
         *("--block-size", str(_BLOCK_SIZE), "--num-gpu-blocks-override", str(_KV_BLOCKS)),
+        # vLLM 0.32 on a CPU dies on a seeded request whose prefill is split over two steps
+        # ("CPU Generator does not use offset"), and the replay's requests are seeded.
+        *("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(_STEP_TOKENS)),
         "--enable-prompt-tokens-details",
         *("--kv-transfer-config", json.dumps(transfer)),
         *("--additional-config", json.dumps({"eldr": {"role": role}})),
