@@ -68,9 +68,10 @@ def test_the_sdist_holds_what_a_build_needs(sdist):
     with tarfile.open(sdist) as archive:
         names = {n.partition("/")[2] for n in archive.getnames()}
     assert {"pyproject.toml", "setup.py", "LICENSE", "README.md", "patches/series"} <= names
-    sources = [p.relative_to(ROOT) for p in (ROOT / "csrc").rglob("*") if p.is_file()]
+    checkout = sdist.parent / "checkout"
+    sources = {str(p.relative_to(checkout)) for p in (checkout / "csrc").rglob("*.cpp")}
     assert sources
-    assert {str(p) for p in sources if "__pycache__" not in p.parts} <= names
+    assert sources <= names
 
 
 def test_the_wheel_is_pure_and_complete(wheel):
@@ -78,12 +79,12 @@ def test_the_wheel_is_pure_and_complete(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = archive.read(f"eldr-{__version__}.dist-info/METADATA").decode()
-    package = ROOT / "eldr"
+    checkout = wheel.parent / "checkout"  # what was built, whatever changes in the tree meanwhile
     data = {".json", ".jsonl", ".safetensors", ".npz", ".txt", ".html", ".toml", ".typed", ".py"}
-    for path in package.rglob("*"):
+    for path in (checkout / "eldr").rglob("*"):
         if path.suffix in data or path.name.startswith("NOTICE"):
-            assert str(path.relative_to(ROOT)) in names
-    shipped = {f"eldr/engine/patching/shipped/{p.name}" for p in (ROOT / "patches").iterdir()}
+            assert str(path.relative_to(checkout)) in names
+    shipped = {f"eldr/engine/patching/shipped/{p.name}" for p in (checkout / "patches").iterdir()}
     assert shipped <= names
     assert not [n for n in names if not n.startswith(("eldr/", "eldr-"))]
     for licence in ("LICENSE", "eldr/workload/prompts/NOTICE", "eldr/workload/tiny_moe/NOTICE"):
@@ -95,7 +96,7 @@ def test_commands_run_where_nothing_else_is_installed(installed):
     assert "usage: eldr" in run(installed / "eldr", "--help", **BARE)
     assert run(installed / "eldr", "--version", **BARE).split() == ["eldr", __version__]
     listed = json.loads(run(installed / "eldr", "patch", "list", "--json", **BARE))
-    series = (ROOT / "patches/series").read_text().split()
+    series = (installed.parents[1] / "checkout/patches/series").read_text().split()
     assert all(name in json.dumps(listed) for name in series)
     program = (
         "from eldr.workload.tiny import MODEL_DIR, TRACE_PATH, load_prompts;"

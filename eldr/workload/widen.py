@@ -110,6 +110,7 @@ def _copy(source: Path, work: Path, old: int, width: int) -> tuple[int, int]:
                 tensors[name] = tensor
                 total += tensor.nbytes
         save_file(tensors, str(work / path.name), metadata=metadata)
+        shutil.copymode(path, work / path.name)  # save_file makes it private
     if not all(by_projection.values()):
         raise ValueError(f"{source}: no weights named ...experts.N.(gate|up|down)_proj.weight")
     return total, sum(by_projection.values())

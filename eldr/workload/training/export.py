@@ -44,6 +44,7 @@ def export(checkpoint: Path, target: Path, temperature: float = 0.8) -> int:
     target.mkdir(parents=True)
     narrow = {name: w.to(torch.bfloat16).contiguous() for name, w in weights.items()}
     save_file(narrow, str(target / "model.safetensors"), metadata={"format": "pt"})
+    (target / "model.safetensors").chmod(0o644)  # save_file makes it private
     (target / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (target / "generation_config.json").write_text(json.dumps(sampling, indent=1) + "\n")
     for name in _TOKENIZER:
