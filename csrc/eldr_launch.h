@@ -81,7 +81,7 @@ typedef enum { ELDR_RULE_NONE = 0, ELDR_RULE_LEAST_LOAD = 1, ELDR_RULE_LOCALITY_
 //   MARGINAL_COST: least c[w]; ties: lowest index. All in float32, each operation rounded (no contraction), in this order:
 //       dt   = (c_expert * max(s[w], 0) + c_kv * request_kv[r]) + c_request         (NaN: s[w] = 0)
 //       now  = (c_expert * distinct[w] + c_kv * kv[w]) + c_request * n               n = (float)load[w]
-//       c[w] = (now + dt) + (hedge * n) * dt
+//       c[w] = (now + dt) + (hedge * n) * dt                   a NaN counts as +infinity
 //     and then distinct[workers[r]] += max(s, 0); kv[workers[r]] += request_kv[r].
 typedef struct {
   int rule;

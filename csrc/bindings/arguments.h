@@ -11,7 +11,7 @@ inline eldr_accumulate_args accumulate_args(const Tensor& ids, const Tensor& slo
   check_histograms(histograms);
   STD_TORCH_CHECK(ids.dim() == 3, "topk_ids: has ", ids.dim(), " dimensions, expected [T, L, K]");
   STD_TORCH_CHECK(ids.size(1) == histograms.size(1), "topk_ids: ", ids.size(1), " layers, histograms have ", histograms.size(1));
-  STD_TORCH_CHECK(ids.size(2) <= 1 || ids.stride(2) == 1, "topk_ids: the last dimension must be dense");
+  STD_TORCH_CHECK(ids.numel() == 0 || ids.size(2) <= 1 || ids.stride(2) == 1, "topk_ids: the last dimension must be dense");
   check_tensor("slot_mapping", slots, ScalarType::Long, {ids.size(0)});
   STD_TORCH_CHECK(block_size >= 1 && block_size <= count_limit(histograms), "block_size: ", block_size,
                   " is not in [1, ", count_limit(histograms), "], what the histograms' dtype can count");

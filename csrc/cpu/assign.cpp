@@ -53,7 +53,8 @@ int marginal_cost(const float* scores, int request, int workers, const eldr_assi
     const auto n = static_cast<float>(a.load[w]);
     const float more = (a.c_expert * added_experts(scores[w]) + a.c_kv * a.request_kv[request]) + a.c_request;
     const float now = (a.c_expert * distinct[w] + a.c_kv * kv[w]) + a.c_request * n;
-    const float cost = (now + more) + (a.hedge * n) * more;
+    const float total = (now + more) + (a.hedge * n) * more;
+    const float cost = std::isnan(total) ? std::numeric_limits<float>::infinity() : total;
     if (best < 0 || cost < least) {
       least = cost;
       best = w;

@@ -186,7 +186,7 @@ def accumulate_hits(
     checks.tensor("slot_mapping", slot_mapping, torch.int64, (tokens,))
     limit = torch.iinfo(histograms.dtype).max
     checks.integer("block_size", block_size, 1, limit, f", what {histograms.dtype} can count")
-    if top_k > 1 and topk_ids.stride(2) != 1:
+    if tokens and top_k > 1 and topk_ids.stride(2) != 1:
         raise ValueError(f"topk_ids: the last dimension must be dense, got {topk_ids.stride()}")
     checks.contiguous(slot_mapping=slot_mapping)
     checks.same_device(

@@ -129,7 +129,7 @@ def _cost_ref(
     n = load.to(torch.float32)
     more = (c[0] * added + c[1] * kv) + c[2]
     now = (c[0] * state[0] + c[1] * state[1]) + c[2] * n
-    return (now + more) + (c[3] * n) * more
+    return ((now + more) + (c[3] * n) * more).nan_to_num(nan=math.inf, posinf=math.inf)
 
 
 def _first_least(key: Tensor, eligible: Tensor) -> int:
@@ -309,5 +309,6 @@ def check_assignment(
 def _non_negative(rule: LocalityBand | MarginalCost) -> None:
     for name in rule.__dataclass_fields__:
         value = getattr(rule, name)
-        if not isinstance(value, int | float) or not 0.0 <= value < math.inf:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0.0 <= value < math.inf:
             raise ValueError(f"{name}: {value!r} is not a finite number >= 0")
