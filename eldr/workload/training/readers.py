@@ -99,8 +99,10 @@ def _metamath(domain: str, root: Path) -> Iterator[Document]:
 
 
 def _icd(domain: str, root: Path) -> Iterator[Document]:
-    path = next(iter(sorted(root.glob("simple-icd-10-cm/simple_icd_10_cm/data/*.xml"))))
-    sections = text.icd_sections(_read(path))
+    paths = sorted(root.glob("simple-icd-10-cm/simple_icd_10_cm/data/*.xml"))
+    if not paths:
+        raise FileNotFoundError(f"{root / 'simple-icd-10-cm'}: no tabular list (*.xml) in it")
+    sections = text.icd_sections(_read(paths[0]))
     random.Random(_SEED).shuffle(sections)
     return (Document("ICD-10-CM 2026 tabular list", text.icd_text(s)) for s in sections)
 
@@ -117,7 +119,9 @@ def _bible(domain: str, root: Path) -> Iterator[Document]:
         str(root / "bible-kjv/usr/bin/bible"),
         *("-p", str(root / "bible-kjv-text/usr/lib"), "-f", "gen1:1-rev22:21"),
     ]
-    printed = subprocess.run(command, capture_output=True, check=True)
+    printed = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
+    if printed.returncode:
+        raise ValueError(f"{command[0]} failed ({printed.returncode}): {printed.stderr[-200:]!r}")
     yield Document("King James Version", printed.stdout.decode("utf-8", "ignore"))
 
 

@@ -37,4 +37,24 @@ def packages(tmp_path):
         "<section><diag><name>A00</name> <desc>Cholera</desc>"
         "<excludes1><note>fever</note></excludes1></diag></section>\n" * 60,
     )
+    put("libeigen3-dev/usr/include/eigen3/Core", "// This file is part of Eigen\n\n#define CORE\n")
+    for part in ("639-3", "3166-2", "3166-1", "639-2"):
+        put(f"iso-codes/usr/share/iso-codes/json/iso_{part}.json", f'{{"{part}": []}}')
+    for part in ("noun", "verb", "adj", "adv"):
+        put(
+            f"wordnet-base/usr/share/wordnet/data.{part}",
+            f"  1 licence | x\n1 0 n 01 {part}_word 0 000 | a gloss\n",
+        )
+    put("sqlite3-doc/usr/share/doc/sqlite3/lang.html", f"<p>{'SELECT ' * 900}</p>")
+    put("sqlite3-doc/usr/share/doc/sqlite3/short.html", "<p>too short</p>")
+    put("sqlite3-doc/usr/share/doc/sqlite3/releaselog/1.html", f"<p>{'fixed ' * 900}</p>")
+    handbook = "debian-handbook/usr/share/doc/debian-handbook/html"
+    same = "<p>A line that the translators left in English</p>"
+    put(f"{handbook}/en-US/ch01.html", f"<p>Preface</p>{same}")
+    put(f"{handbook}/de-DE/ch01.html", f"<p>Vorwort</p>{same}")
+    put(f"{handbook}/de-DE/index.html", "<p>Inhalt</p>")
+    bible = "bible-kjv/usr/bin/bible"
+    put(bible, '#!/bin/sh\ntest "$4" = gen1:1-rev22:21 && echo "Gen1:1 In the beginning"\n')
+    (root / bible).chmod(0o755)
+    (root / "bible-kjv-text").mkdir()
     return root
