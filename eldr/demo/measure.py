@@ -24,6 +24,7 @@ class DecodeCounters:
         seconds: sum of their times.
         distinct: sum over steps of the distinct experts read, per layer [L].
         use: steps in which an expert was read [L, E].
+        by_batch: batch size -> (steps, experts read over all layers).
     """
 
     steps: int
@@ -31,6 +32,7 @@ class DecodeCounters:
     seconds: float
     distinct: Floats
     use: Floats
+    by_batch: Mapping[int, tuple[int, int]]
 
     @classmethod
     def parse(cls, answer: Mapping[str, Any]) -> DecodeCounters:
@@ -41,6 +43,7 @@ class DecodeCounters:
             float(answer["seconds"]),
             np.asarray(answer["distinct"], np.float64),
             np.asarray(answer["use"], np.float64),
+            {int(b): (int(n), int(reads)) for b, (n, reads) in answer["by_batch"].items()},
         )
 
     def since(self, before: DecodeCounters) -> DecodeCounters:
@@ -51,12 +54,20 @@ class DecodeCounters:
             self.seconds - before.seconds,
             self.distinct - before.distinct,
             self.use - before.use,
+            {
+                batch: (steps - early[0], reads - early[1])
+                for batch, (steps, reads) in self.by_batch.items()
+                if (early := before.by_batch.get(batch, (0, 0)))[0] < steps
+            },
         )
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyResult:
-    """Everything measured during one policy's replay; `use_share` is [W, L, E]."""
+    """Everything measured during one policy's replay.
+
+    `use_share` is [W, L, E]; `by_batch` sums the workers' (steps, experts read) per batch size.
+    """
 
     policy: str
     distinct_per_step: float
@@ -68,6 +79,7 @@ class PolicyResult:
     max_over_mean_load: float
     wall_seconds: float
     use_share: Floats
+    by_batch: Mapping[int, tuple[int, int]]
 
     def summary(self) -> dict[str, Any]:
         """The policy's object in summary.json."""
@@ -118,7 +130,33 @@ def policy_result(
         max_over_mean_load=load_skew(timings, decisions, len(workers)),
         wall_seconds=max(t.end for t in timings) - min(t.start for t in timings),
         use_share=np.stack([w.use / max(w.steps, 1) for w in workers]),
+        by_batch=_sum_by_batch(workers),
     )
+
+
+def saving_at_equal_batch(policy: PolicyResult, peer: PolicyResult) -> float | None:
+    """Percent fewer experts per step than `peer` over the batch sizes that both ran.
+
+    A larger batch reads more experts whoever is in it, so the plain means also compare batch
+    sizes. Here each batch size weighs as many steps as the rarer of the two runs has of it.
+    None if the runs share no batch size.
+    """
+    ours = theirs = 0.0
+    for batch in policy.by_batch.keys() & peer.by_batch.keys():
+        (steps, reads), (peer_steps, peer_reads) = policy.by_batch[batch], peer.by_batch[batch]
+        weight = min(steps, peer_steps)
+        ours += weight * reads / steps
+        theirs += weight * peer_reads / peer_steps
+    return 100 * (1 - ours / theirs) if theirs else None
+
+
+def _sum_by_batch(workers: Sequence[DecodeCounters]) -> dict[int, tuple[int, int]]:
+    total: dict[int, tuple[int, int]] = {}
+    for worker in workers:
+        for batch, (steps, reads) in worker.by_batch.items():
+            before = total.get(batch, (0, 0))
+            total[batch] = (before[0] + steps, before[1] + reads)
+    return total
 
 
 def load_skew(

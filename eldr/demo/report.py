@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from eldr.demo.config import LOAD_BALANCERS
-from eldr.demo.measure import PolicyResult
+from eldr.demo.measure import PolicyResult, saving_at_equal_batch
 from eldr.geometry import Geometry
 
 _COLUMNS = (
@@ -44,14 +45,33 @@ def table(results: Sequence[PolicyResult]) -> str:
     return "\n".join(lines)
 
 
-def saving(results: Sequence[PolicyResult], policy: str) -> tuple[str, float] | None:
-    """The best load balancer of the run and how many percent fewer experts `policy` read."""
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Percent fewer distinct experts per decode step than the run's better load balancer.
+
+    Attributes:
+        balancer: the load balancer that read fewer experts per step.
+        percent: from the plain means over all steps.
+        equal_batch: over the batch sizes that both ran; None if they share none.
+    """
+
+    balancer: str
+    percent: float
+    equal_batch: float | None
+
+
+def saving(results: Sequence[PolicyResult], policy: str) -> Saving | None:
+    """What `policy` saved; None for a load balancer, or where the run has none to compare with."""
     by_name = {r.policy: r for r in results}
     balancers = [by_name[n] for n in LOAD_BALANCERS if n in by_name]
     if not balancers or policy not in by_name or policy in LOAD_BALANCERS:
         return None
-    best = min(balancers, key=lambda r: r.distinct_per_step)
-    return best.policy, 100 * (1 - by_name[policy].distinct_per_step / best.distinct_per_step)
+    best, ours = min(balancers, key=lambda r: r.distinct_per_step), by_name[policy]
+    return Saving(
+        best.policy,
+        100 * (1 - ours.distinct_per_step / best.distinct_per_step),
+        saving_at_equal_batch(ours, best),
+    )
 
 
 def conclusion(results: Sequence[PolicyResult], checks: Mapping[str, Any]) -> str:
@@ -59,16 +79,20 @@ def conclusion(results: Sequence[PolicyResult], checks: Mapping[str, Any]) -> st
     savings = {r.policy: s for r in results if (s := saving(results, r.policy))}
     if not savings:
         return "Add a load balancer and another policy to compare."
-    policy = max(savings, key=lambda name: savings[name][1])
-    best, percent = savings[policy]
-    verb = f"{percent:.1f} % fewer" if percent >= 0 else f"{-percent:.1f} % more"
+    policy = max(savings, key=lambda name: savings[name].percent)
+    found = savings[policy]
     outputs = "equal to" if checks["outputs_equal"] else "DIFFERENT from"
+    equal = "" if found.equal_batch is None else f" ({_percent(found.equal_batch)} at equal batch)"
     return (
-        f"{policy} read {verb} distinct experts per decode step than {best}, the better load "
-        f"balancer, with outputs {outputs} undisaggregated serving; on this tiny model a step is "
-        "mostly fixed cost, so TPOT here does not show what that saves on a GPU, where a decode "
-        "step reads those experts' weights from memory."
+        f"{policy} read {_percent(found.percent)} distinct experts per decode step{equal} than "
+        f"{found.balancer}, the better load balancer, with outputs {outputs} undisaggregated "
+        "serving; on this tiny model a step is mostly fixed cost, so TPOT here does not show what "
+        "that saves on a GPU, where a decode step reads those experts' weights from memory."
     )
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1f} % fewer" if value >= 0 else f"{-value:.1f} % more"
 
 
 def summary(
@@ -88,6 +112,7 @@ def summary(
         },
         "requests": requests,
         "policies": {r.policy: r.summary() for r in results},
+        "saving_pct": {r.policy: asdict(s) for r in results if (s := saving(results, r.policy))},
         "checks": dict(checks),
     }
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
 
 from eldr.engine.step import StepMetadata
 from eldr.geometry import Geometry
+
+# Batches above this share one row of `by_batch`: the table is for comparing, not for limits.
+MOST_BATCH = 1024
 
 
 class DecodeCounters:
@@ -25,6 +29,10 @@ class DecodeCounters:
         shape = (geometry.layers, geometry.experts)
         self._read = torch.zeros(shape, dtype=torch.int64, device=device)
         self._use = torch.zeros(shape, dtype=torch.int64, device=device)
+        # Row b: experts read (over all layers) by the steps of b requests. Two policies can only
+        # be compared at equal batch, since a larger batch reads more experts whoever is in it.
+        self._read_by_batch = torch.zeros(MOST_BATCH + 1, dtype=torch.int64, device=device)
+        self._steps_by_batch: Counter[int] = Counter()
         self.steps = 0
         self.tokens = 0
         self.kv_tokens = 0
@@ -37,6 +45,9 @@ class DecodeCounters:
         self._read.zero_()
         self._read.scatter_(1, flat, 1)
         self._use.add_(self._read)
+        batch = min(step.requests, MOST_BATCH)
+        self._read_by_batch[batch].add_(self._read.sum())
+        self._steps_by_batch[batch] += 1
         self.steps += 1
         self.tokens += step.requests
         self.kv_tokens += step.kv_tokens
@@ -62,6 +73,12 @@ class DecodeCounters:
         }
 
     def snapshot(self) -> dict[str, Any]:
-        """`totals`, and in how many steps each expert was read."""
-        header = {"v": 1, "geometry": self._geometry.digest}
-        return {**header, **self.totals(), "use": self._use.tolist()}
+        """`totals`, in how many steps each expert was read, and the reads by batch size."""
+        read = self._read_by_batch.tolist()
+        return {
+            "v": 1,
+            "geometry": self._geometry.digest,
+            **self.totals(),
+            "use": self._use.tolist(),
+            "by_batch": {str(b): [n, read[b]] for b, n in sorted(self._steps_by_batch.items())},
+        }

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from eldr.demo.load import Timing
-from eldr.demo.measure import DecodeCounters, load_skew, policy_result
-from eldr.demo.report import conclusion, saving, summary, table
+from eldr.demo.measure import (
+    DecodeCounters,
+    load_skew,
+    policy_result,
+    saving_at_equal_batch,
+)
+from eldr.demo.report import Saving, conclusion, saving, summary, table
 from eldr.geometry import Geometry
 
 _CHECKS = {"outputs_equal": True}
@@ -15,7 +22,8 @@ _CHECKS = {"outputs_equal": True}
 
 def _counters(steps: int, tokens: int, distinct: list[float]) -> DecodeCounters:
     use = np.full((len(distinct), 4), float(steps))
-    return DecodeCounters(steps, tokens, 0.01 * steps, np.array(distinct), use)
+    by_batch = {4: (steps, int(sum(distinct)))}
+    return DecodeCounters(steps, tokens, 0.01 * steps, np.array(distinct), use, by_batch)
 
 
 def _timing(i: int, start: float, end: float, tpot: float | None = 0.004) -> Timing:
@@ -47,6 +55,24 @@ def test_counters_subtract() -> None:
     assert delta.distinct.tolist() == [18.0]
 
 
+def _with_batches(policy: str, by_batch: dict[int, tuple[int, int]]):
+    return dataclasses.replace(_result(policy, 30), by_batch=by_batch)
+
+
+def test_equal_batch_compares_only_batches_that_both_ran() -> None:
+    # Same reads at batch 2, half at batch 4; batch 9 was run by one of them alone.
+    ours = _with_batches("x", {2: (100, 200), 4: (10, 20)})
+    peer = _with_batches("round_robin", {2: (10, 20), 4: (10, 40), 9: (1000, 9000)})
+    assert saving_at_equal_batch(ours, peer) == pytest.approx(100 * (1 - 40 / 60))
+    assert saving_at_equal_batch(ours, _with_batches("y", {3: (1, 1)})) is None
+
+
+def test_batches_subtract() -> None:
+    late = dataclasses.replace(_counters(10, 40, [30.0]), by_batch={1: (5, 9), 2: (4, 8)})
+    early = dataclasses.replace(_counters(10, 40, [30.0]), by_batch={1: (3, 5), 2: (4, 8)})
+    assert late.since(early).by_batch == {1: (2, 4)}
+
+
 def test_load_skew_counts_idle_workers() -> None:
     timings = [_timing(0, 0, 2), _timing(1, 0, 1), _timing(2, 1, 2)]
     assert load_skew(timings, _decisions(["a", "b", "b"]), 2) == pytest.approx(1.0)
@@ -71,7 +97,7 @@ def _result(policy: str, distinct: float):
 
 def test_saving_is_against_the_better_load_balancer() -> None:
     results = [_result("round_robin", 40), _result("least_requests", 38), _result("x", 19)]
-    assert saving(results, "x") == ("least_requests", pytest.approx(50.0))
+    assert saving(results, "x") == Saving("least_requests", pytest.approx(50.0), 50.0)
     assert saving(results, "round_robin") is None
     assert "50.0 % fewer" in conclusion(results, _CHECKS)
     assert "DIFFERENT" in conclusion(results, {"outputs_equal": False})

@@ -46,3 +46,14 @@ def test_time_counts_overlap_once_and_idleness_never():
     counters.ended(started=10.5, ended=12.5)  # scheduled while the first one ran
     counters.ended(started=20.0, ended=20.25)  # after an idle while
     assert counters.snapshot()["seconds"] == pytest.approx(1.0 + 1.5 + 0.25)
+
+
+def test_reads_are_also_kept_by_batch_size() -> None:
+    counters = DecodeCounters(GEOMETRY, torch.device("cpu"))
+    for requests in (1, 3, 3):
+        ids = torch.arange(requests, dtype=torch.int32)[:, None, None]
+        ids = ids.expand(-1, GEOMETRY.layers, 1).contiguous()
+        counters.count(ids, StepMetadata(decode=True, requests=requests))
+    by_batch = counters.snapshot()["by_batch"]
+    assert by_batch == {"1": [1, GEOMETRY.layers], "3": [2, 2 * 3 * GEOMETRY.layers]}
+    assert sum(reads for _, reads in by_batch.values()) == sum(counters.snapshot()["distinct"])
