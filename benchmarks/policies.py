@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from eldr.simulation.cells import ArrivalSpec, Cell
 from eldr.simulation.cost import study_cost
 from eldr.simulation.report import LOAD_BALANCERS
-from eldr.simulation.study import ArrivalSpec, Cell, Result, study
+from eldr.simulation.study import Result, study
 from eldr.simulation.traffic import Mix
 from eldr.workload.traces import load
 

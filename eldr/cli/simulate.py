@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from eldr import cli
 
 if TYPE_CHECKING:
-    from eldr.simulation.study import Cell, Result
+    from eldr.simulation.cells import Cell
+    from eldr.simulation.study import Result
 
 _EPILOG = """\
 examples:
@@ -128,10 +129,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cells(args: argparse.Namespace) -> list[Cell]:
+    from eldr.simulation.cells import Cell
     from eldr.simulation.cost import deployment
     from eldr.simulation.events import load_events
     from eldr.simulation.report import Objective
-    from eldr.simulation.study import Cell
     from eldr.simulation.traffic import Mix
     from eldr.workload.tiny import TRACE_PATH
 
@@ -180,7 +181,7 @@ def _cost(args: argparse.Namespace, deployed: Any, path: str) -> Any:
 
 
 def _arrivals(args: argparse.Namespace) -> Any:
-    from eldr.simulation.study import ArrivalSpec
+    from eldr.simulation.cells import ArrivalSpec
 
     path, _, name = args.arrivals.partition(":")
     if path.endswith(".npz") and not name:
@@ -199,7 +200,7 @@ def _extra(
     extra: dict[str, Any] = {}
     if args.plot:
         from eldr.simulation import plots
-        from eldr.simulation.study import Case
+        from eldr.simulation.cells import Case
 
         extra["plots"] = []
         for cell, result in zip(cells, results, strict=True):

@@ -1,29 +1,51 @@
-"""Policies of a study, written as text: `name` or `name:option=value,option=value`."""
+"""Policies of a study, written as text: `name` or `name:option=value,option=value`.
+
+Beside a policy's own options, studies may set `signature` (see `variants.SIGNATURES`), `idf` and
+`balanced` (both booleans: how the partition is fitted).
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from eldr.routing.cost import StepCost
-from eldr.routing.fit import fit_partition
+from eldr.routing.partition import Partition
 from eldr.routing.policies import POLICIES, Policy, make_policy
 from eldr.routing.policies.affinity import domain_pools
 from eldr.routing.recorded import Recorded
+from eldr.simulation import variants
 from eldr.simulation.traffic import Index
 from eldr.workload.traces import ExpertTrace
 
+_GIVEN = {"partition", "pools", "cost"}  # what a study supplies, and nobody writes
 
-def parse(text: str) -> tuple[str, dict[str, Any]]:
-    """Splits a policy's text into its name and options; values are numbers, words or booleans.
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A parsed policy: its name, its own options, and the study's."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    signature: str = "count"
+    idf: bool = True
+    balanced: bool = True
+
+    @property
+    def takes(self) -> set[str]:
+        """Parameters of the policy's constructor."""
+        return set(inspect.signature(POLICIES[self.name]).parameters)
+
+
+def parse(text: str) -> Spec:
+    """Splits a policy's text; values are numbers, words or booleans.
 
     Raises:
-        ValueError: unknown policy or option, or malformed text.
+        ValueError: unknown policy, option or signature, or malformed text.
     """
     name, _, rest = text.partition(":")
     if name not in POLICIES:
@@ -34,10 +56,16 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
         if not (key and equals and value) or key in options:
             raise ValueError(f"policy {text!r}: expected name:option=value,..., got {item!r}")
         options[key] = _value(value)
-    known = set(inspect.signature(POLICIES[name]).parameters) - {"partition", "pools", "cost"}
+    ours = {k: options.pop(k) for k in ("signature", "idf", "balanced") if k in options}
+    spec = Spec(name, options, **ours)
+    known = spec.takes - _GIVEN
     if unknown := sorted(set(options) - known):
         raise ValueError(f"policy {name}: unknown option {unknown[0]!r}; it takes {sorted(known)}")
-    return name, options
+    if spec.signature not in variants.SIGNATURES:
+        raise ValueError(f"policy {text!r}: signature is one of {', '.join(variants.SIGNATURES)}")
+    if not (isinstance(spec.idf, bool) and isinstance(spec.balanced, bool)):
+        raise ValueError(f"policy {text!r}: idf and balanced are true or false")
+    return spec
 
 
 def _value(text: str) -> Any:
@@ -57,7 +85,7 @@ class Knowledge:
 
     Attributes:
         trace: the trace.
-        calibration: its requests that are not served.
+        calibration: its requests that are not served; repeats allowed.
         cost: step cost given to policies that take one.
     """
 
@@ -65,19 +93,17 @@ class Knowledge:
     calibration: Index
     cost: StepCost | None = None
 
-    @cached_property
-    def recorded(self) -> Recorded:
+    def recorded(self, signature: str = "count") -> Recorded:
         """The calibration requests as `eldr record` would have written them."""
         trace, rows = self.trace, self.calibration
-        tokens = (trace.cuts - trace.offsets[:-1])[rows].astype(np.int32)
-        labels = np.array([trace.domains[d] for d in trace.domain[rows]])
+        known = variants.signatures(trace, signature)
         return Recorded(
-            counts=trace.prompt_counts[rows],
-            tokens=tokens,
+            counts=np.stack([known[r].counts for r in rows]),
+            tokens=np.array([known[r].tokens for r in rows], np.int32),
             coverage=np.ones(len(rows), np.float32),
             geometry=trace.geometry,
             model=trace.model,
-            labels=labels,
+            labels=np.array([trace.domains[d] for d in trace.domain[rows]]),
         )
 
     def shares(self) -> dict[str, float]:
@@ -88,32 +114,34 @@ class Knowledge:
 
 
 class Builder:
-    """Makes policies for a fleet; a partition is fitted once per set of workers and seed."""
+    """Makes policies for a fleet; a partition is fitted once per set of workers and kind of fit."""
 
     def __init__(self, knowledge: Knowledge, seed: int = 0) -> None:
         self._knowledge, self._seed = knowledge, seed
-        self._partitions: dict[tuple[str, ...], Any] = {}
+        self._partitions: dict[tuple[Any, ...], Partition] = {}
 
-    def factory(self, text: str) -> Callable[[Sequence[str]], Policy]:
+    def factory(self, spec: Spec) -> Callable[[Sequence[str]], Policy]:
         """What a run calls with the names of a router's workers."""
-        name, options = parse(text)
-        takes = inspect.signature(POLICIES[name]).parameters
 
         def make(workers: Sequence[str]) -> Policy:
-            given = dict(options)
-            if "partition" in takes:
-                given["partition"] = self._partition(tuple(workers))
-            if "pools" in takes:
+            given = dict(spec.options)
+            if "partition" in spec.takes:
+                given["partition"] = self._partition(tuple(workers), spec)
+            if "pools" in spec.takes:
                 given["pools"] = domain_pools(self._knowledge.shares(), list(workers))
-            if "cost" in takes and self._knowledge.cost is not None:
+            if "cost" in spec.takes and self._knowledge.cost is not None:
                 given["cost"] = self._knowledge.cost
-            return make_policy(name, **given)
+            return make_policy(spec.name, **given)
 
         return make
 
-    def _partition(self, workers: tuple[str, ...]) -> Any:
-        if workers not in self._partitions:
-            self._partitions[workers] = fit_partition(
-                self._knowledge.recorded, list(workers), seed=self._seed
+    def _partition(self, workers: tuple[str, ...], spec: Spec) -> Partition:
+        key = (workers, spec.signature, spec.idf, spec.balanced)
+        if key not in self._partitions:
+            recorded = self._knowledge.recorded(spec.signature)
+            self._partitions[key] = (
+                variants.balanced_partition(recorded, workers, self._seed, spec.idf)
+                if spec.balanced
+                else variants.plain_partition(recorded, workers, self._seed)
             )
-        return self._partitions[workers]
+        return self._partitions[key]

@@ -256,9 +256,3 @@ class Run:
         if made < due or (made > due and not failed):
             raise ConservationError(f"{made} tokens made, {due} due")
         self._routers.check_integrity()
-
-
-def signatures(trace: ExpertTrace) -> list[Signature]:
-    """The exact prompt signature of every recorded request."""
-    tokens = (trace.cuts - trace.offsets[:-1]).tolist()
-    return [Signature(counts, n) for counts, n in zip(trace.prompt_counts, tokens, strict=True)]

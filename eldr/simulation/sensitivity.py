@@ -7,9 +7,10 @@ from dataclasses import fields, replace
 from typing import Any
 
 from eldr.simulation import models
+from eldr.simulation.cells import Cell
 from eldr.simulation.cost import Deployment
 from eldr.simulation.models import ASSUMED, Figure
-from eldr.simulation.study import Cell, study
+from eldr.simulation.study import study
 from eldr.workload.traces import load
 
 FACTORS = (0.5, 2.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -55,6 +56,26 @@ def split(trace: ExpertTrace, seed: int, share: float = 0.5) -> Split:
         calibration.append(rows[:cut])
         serving.append(rows[cut:])
     return Split(np.sort(np.concatenate(calibration)), np.sort(np.concatenate(serving)))
+
+
+def resample(
+    trace: ExpertTrace, rows: Index, shares: Mapping[str, float], seed: int, size: int = 1000
+) -> Index:
+    """About `size` of the rows, drawn so that domains have the given shares; repeats allowed.
+
+    Raises:
+        ValueError: a domain that the rows do not have, or a share that is not positive.
+    """
+    rng = np.random.default_rng([seed, 0x5A])
+    total = sum(shares.values())
+    picked = []
+    for name, share in shares.items():
+        index = trace.domains.index(name) if name in trace.domains else -1
+        pool = rows[trace.domain[rows] == index]
+        if not len(pool) or not share > 0:
+            raise ValueError(f"shares: no request of domain {name!r}, or its share is not positive")
+        picked.append(rng.choice(pool, max(1, round(size * share / total))))
+    return np.concatenate(picked)
 
 
 @dataclass(frozen=True, eq=False)

@@ -78,16 +78,17 @@ class ExpertTrace:
     @cached_property
     def prompt_counts(self) -> npt.NDArray[np.uint32]:
         """Signature of each request's prompt: hits, uint32 [N, L, E]."""
-        return self._counts(self.offsets[:-1], self.cuts)
+        return self.counts(self.offsets[:-1], self.cuts)
 
     @cached_property
     def decode_counts(self) -> npt.NDArray[np.uint32]:
         """Hits of each request's decoded tokens, uint32 [N, L, E]."""
-        return self._counts(self.cuts, self.offsets[1:])
+        return self.counts(self.cuts, self.offsets[1:])
 
-    def _counts(
+    def counts(
         self, start: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.uint32]:
+        """Hits in rows start[i] .. stop[i] of each request, uint32 [N, L, E]."""
         shape = (self.geometry.layers, self.num_experts)
         base = (np.arange(shape[0], dtype=np.int64) * shape[1])[None, :, None]
         out = np.empty((len(self), *shape), np.uint32)

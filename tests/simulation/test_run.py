@@ -15,8 +15,9 @@ from eldr.simulation.pool import PoolConfig
 from eldr.simulation.prefill import PrefillConfig, first_tokens
 from eldr.simulation.reference import ReferencePool
 from eldr.simulation.replay import Replay
-from eldr.simulation.run import DONE, FAILED, REJECTED, Run, RunConfig, signatures
+from eldr.simulation.run import DONE, FAILED, REJECTED, Run, RunConfig
 from eldr.simulation.traffic import draw
+from eldr.simulation.variants import signatures
 from eldr.workload.arrivals import Arrivals, poisson
 from tests.simulation.helpers import random_trace
 

@@ -1,0 +1,218 @@
+"""A cell of a study: one kind of traffic on one fleet; with a seed, a case to run policies on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from eldr.routing.cost import StepCost
+from eldr.signature import Signature
+from eldr.simulation import report, traffic
+from eldr.simulation.events import FleetEvent
+from eldr.simulation.policies import Builder, Knowledge, parse
+from eldr.simulation.pool import UNLIMITED, PoolConfig
+from eldr.simulation.prefill import PrefillConfig
+from eldr.simulation.replay import LOG_UNIT, Replay
+from eldr.simulation.run import Outcome, Run, RunConfig
+from eldr.simulation.traffic import Mix
+from eldr.simulation.variants import signatures
+from eldr.workload import arrivals as arrival
+from eldr.workload.arrivals import Arrivals
+from eldr.workload.traces import ExpertTrace, load
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalSpec:
+    """When requests come and how long they are.
+
+    Attributes:
+        path: a public trace, "" = Poisson with Azure conversation lengths.
+        name: array inside an .npz.
+        output_tokens: fixed output length, None = as drawn or recorded.
+        clip: output lengths are held inside these bounds.
+        prompt: input lengths are held inside these bounds.
+    """
+
+    path: str = ""
+    name: str = ""
+    output_tokens: int | None = None
+    clip: tuple[int, int] = (2, 1 << 20)
+    prompt: tuple[int, int] = (1, 1 << 20)
+
+    def make(self, requests: int, seed: int) -> Arrivals:
+        """`requests` requests, at any rate: the caller sets it."""
+        if self.path:
+            made = _arrivals(self.path, self.name).take(requests, seed)
+        else:
+            made = arrival.poisson(1.0, requests, seed)
+        if self.output_tokens is not None:
+            made = replace(made, output_tokens=np.full(len(made), self.output_tokens, np.int64))
+        return replace(
+            made,
+            input_tokens=np.clip(made.input_tokens, *self.prompt),
+            output_tokens=np.clip(made.output_tokens, *self.clip),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One kind of traffic on one fleet.
+
+    Exactly one of `rate`, `load` and `batch` sets the arrival rate.
+
+    Attributes:
+        trace: path of the expert trace.
+        mix: kind of traffic.
+        workers: decode workers.
+        cost: step cost in cells of the trace.
+        requests: requests of a run.
+        rate: requests per second.
+        load: share of the rate at which every worker's batch or KV memory would be full.
+        batch: mean running requests per worker under load balancing.
+        arrivals, prefill, events: see their types.
+        max_batch, kv_tokens, expert_ranks, expected: see PoolConfig.
+        routers, shared, know_length, tick: see RunConfig.
+        calibration: share of the trace's requests that are held out to calibrate.
+        objective: what goodput asks for.
+        shares: restrict the trace to these domains, in these proportions under the mix `same`.
+    """
+
+    trace: str
+    mix: Mix
+    workers: int
+    cost: StepCost
+    requests: int
+    rate: float | None = None
+    load: float | None = None
+    batch: float | None = None
+    arrivals: ArrivalSpec = field(default_factory=ArrivalSpec)
+    prefill: PrefillConfig = field(default_factory=PrefillConfig)
+    events: tuple[FleetEvent, ...] = ()
+    max_batch: int = 256
+    kv_tokens: int = UNLIMITED
+    expert_ranks: int = 1
+    expected: bool = False
+    routers: int = 1
+    shared: bool = False
+    know_length: bool = False
+    calibration: float = 0.5
+    objective: report.Objective = field(default_factory=report.Objective)
+    shares: tuple[tuple[str, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        given = [v for v in (self.rate, self.load, self.batch) if v is not None]
+        if len(given) != 1 or not (math.isfinite(given[0]) and given[0] > 0):
+            raise ValueError("cell: give exactly one positive rate, load or batch")
+        if self.workers < 1 or self.requests < 10:
+            raise ValueError(
+                f"cell: needs a worker and 10 requests, got {self.workers} and {self.requests}"
+            )
+
+    def pool(self, seed: int) -> PoolConfig:
+        """The workers' configuration."""
+        return PoolConfig(
+            cost=self.cost,
+            max_batch=self.max_batch,
+            kv_tokens=self.kv_tokens,
+            expert_ranks=self.expert_ranks,
+            seed=seed,
+            expected=self.expected,
+        )
+
+
+@lru_cache(maxsize=8)
+def _arrivals(path: str, name: str) -> Arrivals:
+    return arrival.load(path, name)
+
+
+@lru_cache(maxsize=4)
+def _loaded(path: str) -> tuple[ExpertTrace, Replay]:
+    trace = load(path)
+    return trace, Replay.of(trace)
+
+
+@lru_cache(maxsize=8)
+def _signatures(path: str, variant: str) -> list[Signature]:
+    return signatures(_loaded(path)[0], variant)
+
+
+class Case:
+    """A cell with one seed: the traffic, fixed, and any policy to run on it."""
+
+    def __init__(self, cell: Cell, seed: int) -> None:
+        self.cell, self.seed = cell, seed
+        self.trace, self.replay = _loaded(cell.trace)
+        halves = traffic.split(self.trace, seed, cell.calibration)
+        calibration, serving = halves.calibration, halves.serving
+        if cell.shares:
+            calibration = traffic.resample(self.trace, calibration, dict(cell.shares), seed)
+            serving = traffic.resample(self.trace, serving, dict(cell.shares), seed + 1)
+        made = cell.arrivals.make(cell.requests, seed)
+        drawn = traffic.draw(self.trace, serving, cell.mix, made, seed)
+        self.rate, self.load = _rate(cell, self.replay, drawn)
+        self.traffic = replace(drawn, arrivals=made.at_rate(self.rate))
+        self._builder = Builder(Knowledge(self.trace, calibration, cell.cost), seed)
+
+    def run(self, policy: str, progress: Callable[[int], None] | None = None) -> Outcome:
+        """The outcome under a policy, written as in `policies.parse`."""
+        cell, spec = self.cell, parse(policy)
+        config = RunConfig(
+            workers=cell.workers,
+            pool=cell.pool(self.seed),
+            prefill=cell.prefill,
+            routers=cell.routers,
+            shared=cell.shared,
+            know_length=cell.know_length,
+            seed=self.seed,
+            events=cell.events,
+        )
+        return Run(
+            self.trace,
+            self.replay,
+            _signatures(cell.trace, spec.signature),
+            self.traffic,
+            config,
+            self._builder.factory(spec),
+            progress=progress,
+        ).execute()
+
+
+def _rate(cell: Cell, replay: Replay, drawn: traffic.Traffic) -> tuple[float, float]:
+    """Requests per second, and that as a share of capacity (0 when there is no limit)."""
+    made = drawn.arrivals
+    steps = float((made.output_tokens - 1).mean())
+    context = float((made.input_tokens + 0.5 * made.output_tokens).mean())
+    held = float((made.input_tokens + made.output_tokens).mean())
+    # The mean request's chance to use each expert, over the traffic as it is drawn.
+    rows, count = np.unique(drawn.rows, return_counts=True)
+    use = -np.expm1(-LOG_UNIT * replay.logs[rows].astype(np.float64))
+    idle = np.log1p(-np.minimum(count @ use / count.sum(), 1 - 1e-12))
+
+    def at(batch: float) -> float:
+        """Requests per second when every worker runs `batch` of them."""
+        cells = float(-np.expm1(batch * idle).sum())
+        seconds = cell.cost.seconds(cells, batch * context, batch)
+        return cell.workers * batch / (steps * seconds)
+
+    full = at(min(cell.max_batch, cell.kv_tokens / held))
+    if cell.rate is not None:
+        rate = cell.rate
+    elif cell.load is not None:
+        rate = cell.load * full
+    else:
+        assert cell.batch is not None  # checked on construction
+        rate = at(cell.batch)
+    return rate, rate / full
+
+
+def run_case(cell: Cell, seed: int, policies: Sequence[str]) -> dict[str, Any]:
+    """One seed of a cell: policy -> figures; with the rate and what it is of capacity."""
+    case = Case(cell, seed)
+    layers = case.trace.geometry.layers
+    figures = {p: report.summarise(case.run(p), layers, cell.objective) for p in policies}
+    return {"rate": case.rate, "load": case.load, "policies": figures}
