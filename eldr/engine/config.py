@@ -22,10 +22,14 @@ class EngineConfig:
             `both` does both (an engine that serves alone, or a test).
         admin: whether `POST /eldr/vectors` is served; off, since vLLM's API server does not
             authenticate it.
+        host_store_blocks: KV blocks whose rows are kept in host memory, for prefixes that a
+            connector brings back; 0 = none. A row takes L x E bytes (twice that above block
+            size 255).
     """
 
     role: str
     admin: bool = False
+    host_store_blocks: int = 0
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -37,6 +41,13 @@ class EngineConfig:
         if not isinstance(self.admin, bool):
             raise EngineConfigError(
                 f'additional_config["eldr"]: admin must be true or false, got {self.admin!r}'
+            )
+
+        blocks = self.host_store_blocks
+        if not isinstance(blocks, int) or isinstance(blocks, bool) or blocks < 0:
+            raise EngineConfigError(
+                f'additional_config["eldr"]: host_store_blocks must be an integer >= 0, '
+                f"got {blocks!r}"
             )
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _DECODE = {
@@ -14,6 +14,12 @@ _DECODE = {
     "tokens": "Requests in those steps, summed.",
     "kv_tokens": "KV tokens that those steps attended to.",
     "seconds": "Time of those steps, scheduling to sampled tokens, idle time excluded.",
+}
+
+_STORE = {
+    "hits": "Loaded KV blocks whose row was in the host store.",
+    "misses": "Loaded KV blocks whose row was not.",
+    "evictions": "Rows pushed out by newer ones.",
 }
 
 
@@ -34,6 +40,8 @@ class _Collector:
             yield from _signatures(signatures)
         if (decode := self._counters.get("decode")) is not None:
             yield from _decode(decode)
+        if (store := self._counters.get("store")) is not None:
+            yield from _store(store)
 
 
 def _signatures(found: Mapping[str, int]) -> Iterable[Metric]:
@@ -61,3 +69,10 @@ def _decode(found: Mapping[str, Any]) -> Iterable[Metric]:
     for layer, value in enumerate(found["distinct"]):
         distinct.add_metric([str(layer)], value)
     yield distinct
+
+
+def _store(found: Mapping[str, int]) -> Iterable[Metric]:
+    for name, text in _STORE.items():
+        yield CounterMetricFamily(f"eldr_host_store_{name}", text, value=found[name])
+    yield GaugeMetricFamily("eldr_host_store_rows", "Rows held.", value=found["rows"])
+    yield GaugeMetricFamily("eldr_host_store_bytes", "Memory reserved.", value=found["bytes"])

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from eldr.engine import config, layout
+from eldr.engine.hoststore import Move, StoreTotals
+from eldr.engine.restore import NULL_BLOCK, StorePlanner
 from eldr.engine.step import Gathered, PromptEnd, StepMetadata, StepResult
 from eldr.engine.uncovered import UncoveredBlocks
 from eldr.geometry import Geometry
 from eldr.signature import Signature, encode
-
-NULL_BLOCK = 0
 
 
 def wants_signature(kv_transfer_params: object) -> bool:
@@ -41,6 +41,10 @@ class SchedulerHook:
         self._open: set[str] = set()
         self._awaited: set[str] = set()
         self._ready: dict[str, dict[str, Any]] = {}
+        blocks_kept = settings.host_store_blocks if settings.signatures else 0
+        self._store = (
+            StorePlanner(blocks_kept, blocks.block_size, self._uncovered) if blocks_kept else None
+        )
         # By step in flight: request -> (block table, first token, unsettled tokens, drafts).
         self._drafted: dict[int, dict[str, tuple[tuple[int, ...], int, int, int]]] = {}
 
@@ -53,17 +57,25 @@ class SchedulerHook:
         )
 
     def blocks_loaded(
-        self, tables: Sequence[Sequence[int]], local_tokens: int, external_tokens: int
+        self,
+        request: Any,
+        tables: Sequence[Sequence[int]],
+        local_tokens: int,
+        external_tokens: int,
     ) -> None:
         """A connector fills the tokens after the first `local_tokens` of a request.
 
         Args:
-            tables: the request's block ids per KV cache group.
+            request: vLLM's Request.
+            tables: its block ids per KV cache group.
             local_tokens: tokens found in this engine's own prefix cache.
             external_tokens: tokens that the connector brings.
         """
         table = tables[self._layout.group]
-        self._uncovered.add_tokens(table, local_tokens, local_tokens + external_tokens)
+        end = local_tokens + external_tokens
+        self._uncovered.add_tokens(table, local_tokens, end)
+        if self._store is not None:
+            self._store.loaded(request, table, local_tokens, end)
 
     def build_metadata(
         self, output: Any, requests: Mapping[str, Any], cache: Any
@@ -80,17 +92,27 @@ class SchedulerHook:
             self._follow_blocks(output, requests, cache)
             ends = tuple(self._ends(scheduled, requests, cache))
         decode = self._settings.decode and self._is_decode(output)
+        restores: tuple[Move, ...] = ()
+        saves: tuple[Move, ...] = ()
+        if self._store is not None and scheduled:  # a step without tokens runs nothing
+            restores = self._store.take_restores()
+            saves = self._saves(self._store, output, requests, cache)
         return StepMetadata(
             ends=ends,
             decode=decode,
             requests=len(scheduled),
             kv_tokens=sum(requests[r].num_computed_tokens for r in scheduled) if decode else 0,
             started=time.monotonic(),
+            restores=restores,
+            saves=saves,
+            store=self._store.totals if self._store is not None else StoreTotals(),
         )
 
     def receive(self, output: Any, result: Any) -> None:
         """Takes the step's signatures, and marks blocks that rejected drafts spoilt."""
         self._spoil(output, result)
+        if self._store is not None:
+            self._store.received(id(output))
         found: StepResult | None = result.eldr_output
         if found is None:
             return
@@ -139,6 +161,18 @@ class SchedulerHook:
         for name, count in output.num_scheduled_tokens.items():
             start = requests[name].num_computed_tokens
             self._uncovered.computed(self._table(cache, name), start, start + count)
+
+    def _saves(
+        self, store: StorePlanner, output: Any, requests: Mapping[str, Any], cache: Any
+    ) -> tuple[Move, ...]:
+        moves: list[Move] = []
+        for name, count in output.num_scheduled_tokens.items():
+            start, size = requests[name].num_computed_tokens, self._layout.block_size
+            fills = start // size < (start + count) // size
+            if fills and name not in output.scheduled_spec_decode_tokens:
+                table = self._table(cache, name)
+                moves += store.filled(id(output), requests[name], table, start, start + count)
+        return tuple(moves)
 
     def _ends(
         self, scheduled: Mapping[str, int], requests: Mapping[str, Any], cache: Any

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from eldr.engine.hoststore import Move, StoreTotals
 from eldr.geometry import Geometry
 from eldr.signature import Counts
 
@@ -36,6 +37,9 @@ class StepMetadata:
         requests: requests in the step.
         kv_tokens: tokens already in the KV cache for them (0 unless decode steps are counted).
         started: `time.monotonic()` at the end of scheduling, seconds.
+        restores: (slot, block) of the host store, to copy before the step's hits are added.
+        saves: (block, slot) to copy after it.
+        store: the host store's totals so far.
     """
 
     ends: tuple[PromptEnd, ...] = ()
@@ -43,6 +47,9 @@ class StepMetadata:
     requests: int = 0
     kv_tokens: int = 0
     started: float = 0.0
+    restores: tuple[Move, ...] = ()
+    saves: tuple[Move, ...] = ()
+    store: StoreTotals = field(default_factory=StoreTotals)
 
 
 @dataclass(frozen=True, slots=True)

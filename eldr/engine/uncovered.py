@@ -36,6 +36,10 @@ class UncoveredBlocks:
             first, last = start // self._block_size, (stop - 1) // self._block_size
             self.add(table[first : last + 1])
 
+    def discard(self, block: int) -> None:
+        """Unmarks a block whose row was put in order otherwise."""
+        self._blocks.discard(block)
+
     def computed(self, table: Sequence[int], start: int, stop: int) -> None:
         """Unmarks the blocks of `table` whose first slot is among the tokens [start, stop)."""
         if self._blocks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from eldr.engine import capture, config, layout, vectors
 from eldr.engine.cache import GatheredOnDevice, SignatureCache
 from eldr.engine.decode import DecodeCounters
+from eldr.engine.hoststore import HostRows, RowsOnDevice, StoreTotals
 from eldr.engine.step import StepMetadata, StepResult
 from eldr.geometry import Geometry
 
@@ -40,6 +42,9 @@ class WorkerHook:
         keeps, counts = settings.signatures and reports, settings.decode and reports
         self._cache = SignatureCache(blocks, geometry, device) if keeps else None
         self._decode = DecodeCounters(geometry, device) if counts else None
+        kept = settings.host_store_blocks if self._cache is not None else 0
+        self._rows = HostRows(kept, self._cache.histograms) if kept and self._cache else None
+        self._store = StoreTotals()
         self._pending: PendingStep | None = None
 
     @classmethod
@@ -70,14 +75,20 @@ class WorkerHook:
             return
         topk_ids = self._capture.device_buffer[:num_tokens]
         gathered = None
+        self._store = step.store
+        if self._rows is not None and step.restores:
+            self._rows.restore(step.restores)
         if self._cache is not None:
             self._cache.accumulate(topk_ids, slot_mappings[self._layout.group][:num_tokens])
             gathered = self._cache.gather(step.ends) if step.ends else None
+        rows = self._rows.save(step.saves) if self._rows is not None and step.saves else None
         counted = self._decode if step.decode else None
         if counted is not None:
             counted.count(topk_ids, step)
-        if gathered is not None or counted is not None:
-            self._pending = PendingStep(self._capture.geometry, gathered, counted, step.started)
+        if gathered is not None or counted is not None or rows is not None:
+            self._pending = PendingStep(
+                self._capture.geometry, gathered, rows, counted, step.started
+            )
 
     def take_pending(self) -> PendingStep | None:
         """What the step's output copy must carry; None if nothing."""
@@ -99,6 +110,7 @@ class WorkerHook:
             },
             "block_size": self._layout.block_size,
             "histogram_bytes": self._cache.bytes if self._cache is not None else 0,
+            "host_store_bytes": self._rows.bytes if self._rows is not None else 0,
         }
 
     def decode(self) -> dict[str, Any] | None:
@@ -137,7 +149,13 @@ class WorkerHook:
         return {
             "signatures": self._cache.tally if self._cache is not None else None,
             "decode": self._decode.totals() if self._decode is not None else None,
+            "store": self._store_counters(),
         }
+
+    def _store_counters(self) -> dict[str, int] | None:
+        if self._rows is None:
+            return None
+        return {**asdict(self._store), "bytes": self._rows.bytes}
 
     def _announce(self, kv_cache_config: Any) -> None:
         if not self._reports:
@@ -146,13 +164,14 @@ class WorkerHook:
         kv = sum(int(tensor.size) for tensor in kv_cache_config.kv_cache_tensors)
         logger.info(
             "ELDR %s worker: %s; %d histograms of %d-token blocks, "
-            "%.1f MiB, %.2f %% of the KV cache",
+            "%.1f MiB, %.2f %% of the KV cache; host store %.1f MiB",
             self._settings.role,
             self._capture.geometry,
             self._layout.blocks if used else 0,
             self._layout.block_size,
             used / 2**20,
             100 * used / kv if kv else 0.0,
+            (self._rows.bytes if self._rows is not None else 0) / 2**20,
         )
 
 
@@ -163,11 +182,13 @@ class PendingStep:
         self,
         geometry: Geometry,
         gathered: GatheredOnDevice | None,
+        rows: RowsOnDevice | None,
         counted: DecodeCounters | None,
         started: float,
     ) -> None:
         self._geometry = geometry
         self._gathered = gathered
+        self._rows = rows
         self._counted = counted
         self._started = started
         self._copied: torch.Event | None = None
@@ -176,6 +197,8 @@ class PendingStep:
         """Called on the stream of the output copy; on a device, marks its end."""
         if self._gathered is not None:
             self._gathered.enqueue_copy()
+        if self._rows is not None:
+            self._rows.enqueue_copy()
         if torch.accelerator.is_available():
             self._copied = torch.Event()
             self._copied.record()
@@ -184,6 +207,8 @@ class PendingStep:
         """Called once the copy was waited for, where the sampled tokens are read."""
         if self._copied is not None:
             self._copied.synchronize()
+        if self._rows is not None:
+            self._rows.finish()
         if self._counted is not None:
             self._counted.ended(self._started, time.monotonic())
         if self._gathered is None:
