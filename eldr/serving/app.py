@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 CHAT = "/v1/chat/completions"
 _MODELS_SECONDS = 5.0
+_CLIENT_GONE = 499
 
 
 class Surface:
@@ -57,9 +58,12 @@ class Surface:
         except ClientError as error:
             outcome = "client_error" if error.status < 500 else "worker_error"
             return refusal(request, error)
-        except (asyncio.CancelledError, ConnectionResetError):
+        except asyncio.CancelledError:
             outcome = "cancelled"  # the client went
             raise
+        except ConnectionResetError:
+            outcome = "cancelled"  # it went while we were writing: nobody will see this answer
+            return web.Response(status=_CLIENT_GONE)
         except Exception:
             log.exception("a request failed inside the router")
             return json_answer(error_body("internal router error", "router_error", 500), 500)

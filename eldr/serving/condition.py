@@ -58,6 +58,7 @@ class Condition:
         "_pause",
         "_returned",
         "_rules",
+        "_unreachable",
         "busy_until",
         "down",
         "draining",
@@ -68,6 +69,7 @@ class Condition:
         self._rules = rules
         self._failed = 0
         self._checks_failed = 0
+        self._unreachable = False
         self._open_until: float | None = None
         self._pause = rules.pause
         self._returned: float | None = None
@@ -105,9 +107,16 @@ class Condition:
         self._returned = now
         return True
 
-    def failed(self, now: float, *, certain: bool = False) -> bool:
-        """A request failed; `certain` failures eject at once. True if it was ejected now."""
+    def failed(self, now: float, *, certain: bool = False, unreachable: bool = False) -> bool:
+        """A request failed; True if the worker was ejected by it.
+
+        Args:
+            now: loop time.
+            certain: one such failure is enough.
+            unreachable: no connection could be made; the next good health check ends the pause.
+        """
         self._failed += 1
+        self._unreachable = unreachable
         trial = self._open_until is not None
         if trial and self._open_until is not None and now < self._open_until:
             return False  # a request from before the ejection
@@ -126,6 +135,8 @@ class Condition:
         if ok or self.heard >= since:
             self._checks_failed = 0
             if not self.down:
+                if self._unreachable and self._open_until is not None:
+                    self._open_until = min(self._open_until, now)
                 return False
             self.down = False
             self._open_until, self._failed = None, 0

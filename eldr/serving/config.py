@@ -24,6 +24,7 @@ _SECONDS = (
     "connect_timeout",
     "body_timeout",
     "queue_timeout",
+    "discovery_interval",
     "eject_seconds",
     "health_interval",
     "health_timeout",
@@ -59,6 +60,14 @@ class RouterConfig:
 
     prefill: tuple[str, ...] = _option((), "workers", "URL of a prefill worker (repeat)")
     decode: tuple[str, ...] = _option((), "workers", "URL of a decode worker (repeat)")
+    worker_file: str = _option(
+        "", "workers", "TOML or JSON file with `prefill` and `decode` lists, watched for changes"
+    )
+    k8s_prefill: str = _option("", "workers", "label selector of prefill pods (extra eldr[k8s])")
+    k8s_decode: str = _option("", "workers", "label selector of decode pods")
+    k8s_namespace: str = _option("default", "workers", "namespace of these pods")
+    k8s_port: int = _option(8000, "workers", "port of pods without the annotation eldr.ai/port")
+    discovery_interval: float = _option(2.0, "workers", "pause between looks at file or cluster")
     decode_ranks: int = _option(1, "workers", "data-parallel ranks behind each decode URL")
     startup_timeout: float = _option(
         120.0, "workers", "how long workers may take to answer at start"
@@ -162,6 +171,18 @@ class RouterConfig:
         for name in _PORTS:
             if not 0 <= getattr(self, name) < 2**16:
                 raise ConfigError(f"{name}: must be below 65536, got {getattr(self, name)!r}")
+        self._check_workers()
+
+    def _check_workers(self) -> None:
+        if bool(self.k8s_prefill) != bool(self.k8s_decode):
+            raise ConfigError("k8s_prefill and k8s_decode go together")
+        sources = bool(self.prefill or self.decode), bool(self.worker_file), bool(self.k8s_decode)
+        if sum(sources) > 1:
+            raise ConfigError(
+                "workers come from one place: --prefill and --decode, --worker-file, or labels"
+            )
+        if self.worker_file or self.k8s_decode:
+            return
         for name in ("prefill", "decode"):
             urls = getattr(self, name)
             if not urls:

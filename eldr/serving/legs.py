@@ -28,7 +28,7 @@ from eldr.serving.metrics import Metrics
 from eldr.serving.pool import Pool
 from eldr.serving.prefill_pool import PrefillPool
 from eldr.serving.relay import Truncated, end_broken_stream, relay_events
-from eldr.serving.retry import RetryBudget
+from eldr.serving.retry import RetryBudget, Tries
 from eldr.serving.upstream import Answer, Attempt, Exchange, Limits, open_exchange
 
 log = logging.getLogger(__name__)
@@ -131,9 +131,8 @@ class Legs:
         body = call.body.prefill()
         failed: set[str] = set()
         last: Failure | None = None
-        for attempt in range(self._budget.rules.attempts):
-            if attempt and not await self._again("prefill", attempt):
-                break
+        tries = Tries(self._budget.rules.attempts, len(self._prefill.endpoints))
+        while await self._may_try("prefill", tries, last):
             endpoint = self._prefill.choose(call.prefix, failed)
             if endpoint is None and failed:
                 failed.clear()  # everyone failed once: the next round may go better
@@ -156,9 +155,8 @@ class Legs:
         last: Failure | None = None
         attempt = Attempt()
         try:
-            for number in range(self._budget.rules.attempts):
-                if number and not await self._again("decode", number):
-                    break
+            tries = Tries(self._budget.rules.attempts, len(self._decode.endpoints))
+            while await self._may_try("decode", tries, last):
                 if attempt.sent and prefilled.kv is not None:
                     # The worker may have fetched or freed the KV: only a new prefill surely has it.
                     again = await self.prefill(call)
@@ -174,7 +172,7 @@ class Legs:
                 outcome = await self._decode_on(ticket, call, prefilled, attempt)
                 if isinstance(outcome, web.StreamResponse):
                     return outcome
-                if isinstance(outcome, Answer) and not _try_elsewhere(outcome, prefilled, number):
+                if isinstance(outcome, Answer) and not _try_elsewhere(outcome, prefilled, tries):
                     return _pass(outcome)
                 last = outcome
                 failed.add(ticket.endpoint.name)
@@ -186,13 +184,21 @@ class Legs:
             if not attempt.sent and prefilled.kv is not None:
                 self._kv_release.start(prefilled.kv, self._decode)
 
-    async def _again(self, leg: str, retry: int) -> bool:
-        """Pays for a retry and pauses before it; False if there must be none."""
-        if not self._budget.spend():
+    async def _may_try(self, leg: str, tries: Tries, last: Failure | None) -> bool:
+        """Pays for a try and pauses before it; False if there must be none.
+
+        The first try is free, and so are those after a refused connection, which cost nobody time.
+        """
+        refused = isinstance(last, UpstreamError) and last.kind == "connect"
+        if not tries.next(refused=refused):
+            return False
+        if last is None:
+            return True
+        if not refused and not self._budget.spend():
             self._metrics.retries.labels(leg, "no_budget").inc()
             return False
         self._metrics.retries.labels(leg, "retried").inc()
-        await asyncio.sleep(self._budget.pause(retry - 1))
+        await asyncio.sleep(self._budget.pause(tries.retries - 1))
         return True
 
     async def _prefill_on(self, endpoint: Endpoint, call: Call, body: bytes) -> Prefilled | Failure:
@@ -278,7 +284,7 @@ def _error_text(event: bytes) -> str:
     return f"the worker's first event is an error: {event[6:300].decode('utf-8', 'replace')}"
 
 
-def _try_elsewhere(answer: Answer, prefilled: Prefilled, number: int) -> bool:
+def _try_elsewhere(answer: Answer, prefilled: Prefilled, tries: Tries) -> bool:
     """Whether another worker may do better.
 
     A 500 is the worker's own fault, except that a decode worker that cannot load the KV says 500:
@@ -286,7 +292,7 @@ def _try_elsewhere(answer: Answer, prefilled: Prefilled, number: int) -> bool:
     """
     if answer.status in _ELSEWHERE:
         return True
-    return answer.status == 500 and prefilled.kv is not None and number == 0
+    return answer.status == 500 and prefilled.kv is not None and tries.retries == 0
 
 
 def _report(pool: Pool, endpoint: Endpoint, answer: Answer) -> None:

@@ -13,7 +13,11 @@ from eldr.serving.admission import Admission
 from eldr.serving.config import RouterConfig
 from eldr.serving.decisions import DecisionBuffer
 from eldr.serving.decode_pool import DecodePool
-from eldr.serving.endpoints import Endpoint
+from eldr.serving.discovery import Member, Source, follow
+from eldr.serving.discovery.file import FileSource, read_members
+from eldr.serving.discovery.kubernetes import KubernetesSource, PodSelectors, connect
+from eldr.serving.endpoints import Endpoint, Role
+from eldr.serving.errors import StartError
 from eldr.serving.health import HealthChecker
 from eldr.serving.kv_release import KvRelease
 from eldr.serving.legs import LegLimits, Legs, WholeRules
@@ -25,6 +29,8 @@ from eldr.serving.probe import geometry_of, wait_for
 from eldr.serving.retry import RetryBudget, RetryRules
 from eldr.serving.security import client_tls
 from eldr.serving.state import Router, make_endpoint
+
+_ROLES: tuple[Role, Role] = ("prefill", "decode")
 
 
 @asynccontextmanager
@@ -44,12 +50,11 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
         session = await stack.enter_async_context(
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls), headers=headers)
         )
-        prefill = [make_endpoint(config, client, "prefill", url) for url in config.prefill]
-        decode = [
-            make_endpoint(config, client, "decode", url, rank)
-            for url in config.decode
-            for rank in (range(config.decode_ranks) if config.decode_ranks > 1 else [None])
-        ]
+        members, source = await _members(config)
+        prefill, decode = (
+            [make_endpoint(config, client, role, m.url, m.rank) for m in members if m.role == role]
+            for role in _ROLES
+        )
         fleet = await _fleet(config, session, prefill, decode)
         metrics, decisions = Metrics(), DecisionBuffer(config.decision_buffer)
         prefill_pool = PrefillPool(prefill, config.prefill_policy)
@@ -79,7 +84,33 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
             limit=config.health_timeout,
         )
         stack.push_async_callback(_cancel, asyncio.create_task(checker.run(), name="health"))
+        if source is not None:
+            following = asyncio.create_task(follow(source, router), name="discovery")
+            stack.push_async_callback(_cancel, following)
         yield router
+
+
+async def _members(config: RouterConfig) -> tuple[list[Member], Source | None]:
+    """The workers to start with, and where changes come from."""
+    if config.worker_file:
+        first = read_members(config.worker_file)
+        return _complete(first), FileSource(config.worker_file, config.discovery_interval)
+    if config.k8s_decode:
+        selectors = PodSelectors(
+            config.k8s_namespace, config.k8s_prefill, config.k8s_decode, config.k8s_port
+        )
+        source = KubernetesSource(connect(), selectors, config.discovery_interval)
+        return _complete(await asyncio.to_thread(source.members)), source
+    ranks = range(config.decode_ranks) if config.decode_ranks > 1 else (None,)
+    prefill = [Member("prefill", url) for url in config.prefill]
+    return [*prefill, *(Member("decode", u, r) for u in config.decode for r in ranks)], None
+
+
+def _complete(members: frozenset[Member]) -> list[Member]:
+    for role in _ROLES:
+        if not any(member.role == role for member in members):
+            raise StartError(f"the discovery names no {role} worker")
+    return sorted(members, key=lambda m: (m.role, m.url, m.rank or 0))
 
 
 async def _fleet(

@@ -99,8 +99,8 @@ class Pool:
     def failed(self, endpoint: Endpoint, error: UpstreamError) -> None:
         """A member gave no usable answer."""
         # Nobody listens, or nothing came for the whole time limit: one such failure is enough.
-        certain = error.kind in ("connect", "timeout")
-        if endpoint.condition.failed(self._now(), certain=certain):
+        certain, unreachable = error.kind in ("connect", "timeout"), error.kind == "connect"
+        if endpoint.condition.failed(self._now(), certain=certain, unreachable=unreachable):
             log.warning("%s worker %s ejected: %s", self.role, endpoint.name, error)
             self._special.add(endpoint)
             self.on_event(endpoint, "ejected")
@@ -145,36 +145,37 @@ class Pool:
         """Sets of names to leave out, from the most careful choice to the last resort.
 
         First all but plainly usable members are left out; then those that should merely be spared
-        are let in; then ejected ones, for when everything seems broken a try is better than a no.
-        Members that are down or draining never get a request.
+        are let in; then ejected and at last even down ones, for when everything seems broken a try
+        is better than a no: they may be back already. Draining members never get a request.
         """
         if not self._special:
             yield failed
             return
-        shut, ejected, spared = self._sort()
-        if spared:
-            yield failed | shut | ejected | spared
-        yield failed | shut | ejected
-        if ejected:
-            yield failed | shut
+        draining, *kinds = self._sort()
+        tiers = [failed | draining]
+        for names in kinds:
+            if names:
+                tiers.append(tiers[-1] | names)
+        yield from reversed(tiers)
 
-    def _sort(self) -> tuple[set[str], set[str], set[str]]:
+    def _sort(self) -> tuple[set[str], set[str], set[str], set[str]]:
+        """Names of the draining, down, ejected and spared members."""
         now = self._now()
-        shut: set[str] = set()
+        draining: set[str] = set()
+        down: set[str] = set()
         ejected: set[str] = set()
         spared: set[str] = set()
+        by_state = {State.DRAINING: draining, State.DOWN: down, State.EJECTED: ejected}
         for endpoint in list(self._special):
             state = endpoint.condition.state(now)
             busy = endpoint.condition.busy_until > now
-            if state in (State.DOWN, State.DRAINING):
-                shut.add(endpoint.name)
-            elif state is State.EJECTED:
-                ejected.add(endpoint.name)
+            if state in by_state:
+                by_state[state].add(endpoint.name)
             elif state is State.UP and not busy:
                 self._special.discard(endpoint)
             elif busy or self._over_share(endpoint, state, now):
                 spared.add(endpoint.name)
-        return shut, ejected, spared
+        return draining, down, ejected, spared
 
     def _over_share(self, endpoint: Endpoint, state: State, now: float) -> bool:
         """Whether a returning member already has all that it should get for now."""

@@ -25,6 +25,26 @@ class RetryRules:
     longest: float = 2.0
 
 
+class Tries:
+    """The tries of one leg: refused connections do not count until every worker was tried."""
+
+    __slots__ = ("_left", "free", "retries")
+
+    def __init__(self, attempts: int, workers: int) -> None:
+        self._left = attempts
+        self.free = workers
+        self.retries = -1
+
+    def next(self, *, refused: bool) -> bool:
+        """Whether another try may be made; `refused`: the last one met no listening worker."""
+        self.retries += 1
+        if refused and self.free > 0:
+            self.free -= 1
+            return True
+        self._left -= 1
+        return self._left >= 0
+
+
 class RetryBudget:
     """A bucket of retries: when everything fails, retries must not multiply the load."""
 
