@@ -42,8 +42,8 @@ def cases(requests: int, seed: int) -> Iterator[Case]:
         share = max(1, shared * weight // sum(weights))
         yield Case(family, runner, share, seed + index, block_size, chunk, blocks)
     rest = max(1, (requests - shared) // 2)
-    for index, family in enumerate(("qwen3_moe", "olmoe")):
-        yield Case(family, "v1", rest, seed + 100 + index, 32, 200, 18, connector=True)
+    for index, store in enumerate((False, True)):
+        yield Case("qwen3_moe", "v1", rest, seed + 100 + index, connector=True, store=store)
 
 
 def run(case: Case) -> dict[str, object]:

@@ -139,8 +139,8 @@ def test_preempted_before_the_end_it_ends_later_and_preempted_after_it_does_not_
 
 def test_blocks_that_a_connector_fills_are_left_out_until_they_are_computed_again():
     engine = Engine()
-    engine.add("r", 14, [5, 6, 7, 8], computed=10)
-    engine.hook.blocks_loaded(engine.get_block_ids("r"), 4, 6)  # tokens 4..9 come from elsewhere
+    engine.add("r", 14, [5, 6, 7, 8], computed=10)  # tokens 4..9 come from elsewhere
+    engine.hook.blocks_loaded(engine.requests["r"], engine.get_block_ids("r"), 4, 6)
     (end,) = engine.schedule({"r": 4}, new=["r"]).ends
     assert (end.blocks, end.fills, end.tokens) == ((5, 8), (4, 2), 14)  # block 7 is half loaded
     engine.add("s", 8, [6, 7])

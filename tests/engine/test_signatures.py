@@ -66,6 +66,14 @@ def test_blocks_that_a_connector_brings_are_uncovered():
 
 
 @pytest.mark.timeout(1600)
+def test_the_host_store_gives_them_their_signature_back():
+    case = Case("qwen3_moe", "v1", requests=40, seed=7, connector=True, store=True)
+    seen = churn(case)
+    assert seen["loaded_tokens"] > 0
+    assert seen["coverage_below_1"] == 0
+
+
+@pytest.mark.timeout(1600)
 def test_served_signatures_equal_the_reference_of_another_engine(tmp_path):
     rng = np.random.default_rng(1)
     prompts = [rng.integers(5, 1000, n).tolist() for n in (1, 32, 45, 130, 300)]

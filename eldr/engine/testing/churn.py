@@ -40,6 +40,7 @@ class Case:
         blocks: KV blocks in the pool per cache group; little more than the longest request
             needs forces eviction and preemption.
         connector: whether evicted prefixes come back from files, through a KV connector.
+        store: whether a host store, large enough for everything, keeps their rows.
     """
 
     family: str
@@ -50,13 +51,14 @@ class Case:
     chunk: int = 200
     blocks: int = 18
     connector: bool = False
+    store: bool = False
 
 
 def run(case: Case, folder: Path) -> dict[str, Any]:
     """The case's counts; see `summary` for their meaning."""
     llm = _start(case, folder)
     hook = inprocess.worker(llm).model_runner.eldr
-    log = SlotLog(llm)
+    log = SlotLog(llm, remembers=case.store)
     traffic = plan.make(random.Random(case.seed), case.requests, case.block_size, MAX_LEN)
     with_eldr = plan.drive(llm, traffic)
     geometry = hook._capture.geometry
@@ -88,6 +90,7 @@ def switch_off(llm: Any) -> None:
 
 def _start(case: Case, folder: Path) -> Any:
     extra: dict[str, Any] = {}
+    store = {"host_store_blocks": 4096} if case.store else {}
     if case.connector:
         extra["kv_transfer_config"] = {
             "kv_connector": "ExampleConnector",
@@ -105,7 +108,7 @@ def _start(case: Case, folder: Path) -> Any:
         max_num_seqs=16,
         max_num_batched_tokens=case.chunk,
         num_gpu_blocks_override=case.blocks * families.cache_groups(case.family),
-        additional_config={"eldr": {"role": "both"}},
+        additional_config={"eldr": {"role": "both", **store}},
         **extra,
     )
 

@@ -71,7 +71,9 @@ def make(rng: random.Random, requests: int, block_size: int, max_len: int) -> li
                 parent=parent,
                 inherit=max_len if twin else rng.randrange(1, max_len),
                 turn=parent is not None and kind > 0.3,
-                output=1 if rng.random() < 0.5 else rng.randrange(2, 30),
+                output=rng.choice(
+                    (1, 1, 1, rng.randrange(2, 30), rng.randrange(2, 30), rng.randrange(30, 80))
+                ),
                 asks=rng.random() < 0.9,
                 abort_after=rng.randrange(1, 6) if rng.random() < 0.08 else None,
             )

@@ -3,7 +3,8 @@
 It shares nothing with the signature cache but vLLM's block tables: own capture callbacks, ids
 per slot instead of histograms per block, no rule about when a block starts anew. A slot's
 entry is valid for a prompt if the slot was last written with the same token after the same
-prefix, and not loaded from elsewhere since.
+prefix, and not loaded from elsewhere since. With an unbounded host store a loaded token whose
+prefix was ever computed here is valid as well, with the ids of that time.
 """
 
 from __future__ import annotations
@@ -36,9 +37,16 @@ class Expected:
 
 
 class SlotLog:
-    """Watches an engine made by `inprocess.start`; call `detach` to leave it as it was."""
+    """Watches an engine made by `inprocess.start`.
 
-    def __init__(self, llm: Any) -> None:
+    Args:
+        llm: the engine.
+        remembers: whether it has a host store that never runs full.
+    """
+
+    def __init__(self, llm: Any, remembers: bool = False) -> None:
+        self._remembers = remembers
+        self._seen: dict[int, npt.NDArray[Any]] = {}
         self._scheduler = inprocess.scheduler(llm)
         self._runner = inprocess.worker(llm).model_runner
         hook = self._runner.eldr
@@ -55,6 +63,8 @@ class SlotLog:
         self._bind()
         self._after_forward = hook.after_forward
         hook.after_forward = self._watch
+        self._blocks_loaded = self._scheduler.eldr.blocks_loaded
+        self._scheduler.eldr.blocks_loaded = self._loads
 
     def _bind(self) -> None:
         from vllm.model_executor.layers.fused_moe.layer import MoERunner
@@ -72,7 +82,6 @@ class SlotLog:
         following(ids)
 
     def _watch(self, slot_mappings: Any, num_tokens: int, output: Any) -> None:
-        self._loads(output)
         self.preemptions += len(output.preempted_req_ids or ())
         slots = slot_mappings[self._group][:num_tokens].tolist()
         ids = np.stack([self._step[layer][:num_tokens] for layer in sorted(self._step)], axis=1)
@@ -82,19 +91,26 @@ class SlotLog:
             table, prefix = self._table(request), self._prefix(request, done)
             for position in range(done - count, done):
                 slot = self._slot(table, position)
-                self._ids[slot] = ids[row[slot]]
+                self._ids[slot] = self._seen[prefix[position]] = ids[row[slot]]
                 self._owner[slot] = prefix[position]
         for end in output.eldr_metadata.ends if output.eldr_metadata else ():
             self.expected[end.request] = self._expect(end.request)
         self._after_forward(slot_mappings, num_tokens, output)
 
-    def _loads(self, output: Any) -> None:
-        """Slots that a connector (of the kind of vLLM's ExampleConnector) fills in this step."""
-        for load in getattr(output.kv_connector_metadata, "requests", ()):
-            if not load.is_store:
-                slots = load.slot_mapping.tolist()
-                self.loaded_tokens += len(slots)
-                self._owner.update(dict.fromkeys(slots, _EXTERNAL))
+    def _loads(self, request: Any, tables: Any, local: int, external: int) -> None:
+        """A connector fills some of a request's slots; called when they are allocated."""
+        table = tables[self._group]
+        prefix = self._prefix(request.request_id, local + external)
+        size = self._block_size
+        for position in range(local, local + external):
+            slot = self._slot(table, position)
+            whole = (position // size + 1) * size <= local + external
+            known = self._seen.get(prefix[position]) if self._remembers and whole else None
+            self._owner[slot] = _EXTERNAL if known is None else prefix[position]
+            if known is not None:
+                self._ids[slot] = known
+        self.loaded_tokens += external
+        self._blocks_loaded(request, tables, local, external)
 
     def _expect(self, request: str) -> Expected:
         state = self._scheduler.requests[request]
