@@ -113,6 +113,7 @@ def main() -> int:
         "machine": {
             "cpu": cpu_model(),
             "cores": os.cpu_count(),
+            "load_average": round(os.getloadavg()[0], 1),
             "python": platform.python_version(),
         },
         "export_bytes": size,
