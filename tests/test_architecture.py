@@ -201,3 +201,11 @@ def test_links_of_pages_resolve(page):
         linked = (page.parent / file).resolve() if file else page
         assert linked.exists(), f"{page.name} links to {target}, which is not there"
         assert not anchor or anchor in headings(linked), f"{page.name}: no heading for {target}"
+
+
+@pytest.mark.parametrize("page", list(pages()), ids=lambda p: str(p.relative_to(ROOT)))
+def test_paths_that_pages_name_exist(page):
+    rooms = "eldr|csrc|tests|docs|benchmarks|profiling|patches|requirements|results|examples|deploy"
+    named = re.findall(rf"`((?:{rooms})/[\w./-]*)`", page.read_text(encoding="utf-8"))
+    missing = sorted({path for path in named if not (ROOT / path).exists()})
+    assert missing == [], f"{page.name} names {missing}"
