@@ -53,9 +53,14 @@ def test_runner_v1_sliding_windows_two_cache_groups_small_pool():
 
 
 @pytest.mark.timeout(1600)
-def test_runner_v2_latent_attention_dense_first_layer_beside_routed_experts():
-    seen = churn(Case("deepseek_v3", "v2", requests=24, seed=5, block_size=64, blocks=12))
+def test_runner_v2_beside_vllms_routed_experts():
+    seen = churn(Case("olmoe", "v2", requests=24, seed=5, block_size=64, blocks=12))
     assert seen["checked_with_routed_experts"] >= 10
+
+
+@pytest.mark.timeout(1600)
+def test_latent_attention_dense_first_layer_grouped_and_biased_topk():
+    churn(Case("deepseek_v3", "v1", requests=20, seed=5))
 
 
 @pytest.mark.timeout(1600)

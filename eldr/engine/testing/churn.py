@@ -36,7 +36,8 @@ class Case:
         requests: how many to send.
         seed: of the traffic.
         block_size: tokens per KV block.
-        chunk: tokens per step at most; prompts longer than this arrive in chunks.
+        chunk: tokens per step at most; prompts longer than this arrive in chunks. Where vLLM
+            does not chunk, the longest request instead.
         blocks: KV blocks in the pool per cache group; little more than the longest request
             needs forces eviction and preemption.
         connector: whether evicted prefixes come back from files, through a KV connector.
@@ -90,6 +91,7 @@ def switch_off(llm: Any) -> None:
 
 def _start(case: Case, folder: Path) -> Any:
     extra: dict[str, Any] = {}
+    latent = families.latent_attention(case.family)
     store = {"host_store_blocks": 4096} if case.store else {}
     if case.connector:
         extra["kv_transfer_config"] = {
@@ -97,7 +99,7 @@ def _start(case: Case, folder: Path) -> Any:
             "kv_role": "kv_both",
             "kv_connector_extra_config": {"shared_storage_path": str(folder / "kv")},
         }
-    elif case.runner == "v2":
+    elif case.runner == "v2" and not latent:  # vLLM wants prefix caching with it
         extra["enable_return_routed_experts"] = True
     return inprocess.start(
         str(families.make(case.family, folder)),
@@ -106,7 +108,7 @@ def _start(case: Case, folder: Path) -> Any:
         block_size=case.block_size,
         max_model_len=MAX_LEN,
         max_num_seqs=16,
-        max_num_batched_tokens=case.chunk,
+        max_num_batched_tokens=max(case.chunk, MAX_LEN) if latent else case.chunk,
         num_gpu_blocks_override=case.blocks * families.cache_groups(case.family),
         additional_config={"eldr": {"role": "both", **store}},
         **extra,

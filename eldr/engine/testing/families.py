@@ -121,6 +121,11 @@ def cache_groups(family: str) -> int:
     return 2 if "layer_types" in _FAMILIES[family][1] else 1
 
 
+def latent_attention(family: str) -> bool:
+    """Whether it has MLA, for which vLLM turns prefix caching and chunking off on a CPU."""
+    return "kv_lora_rank" in _FAMILIES[family][1]
+
+
 def make(family: str, folder: Path, seed: int = 1) -> Path:
     """Writes a checkpoint (bfloat16, 4 layers, no tokenizer) and returns its directory.
 
