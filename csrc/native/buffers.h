@@ -70,6 +70,7 @@ PyObject* assign_prices(PyObject*, PyObject* args);
 PyObject* activation(PyObject*, PyObject* args);
 PyObject* weigh(PyObject*, PyObject* args);
 PyObject* dots(PyObject*, PyObject* args);
+PyObject* increase(PyObject*, PyObject* args);
 PyObject* shift(PyObject*, PyObject* args);
 PyObject* simulate_new(PyObject*, PyObject* args);
 PyObject* simulate_add(PyObject*, PyObject* args);

@@ -18,6 +18,9 @@ PyMethodDef methods[] = {
      "out = min(trunc(counts * weights * scale + 0.5), 32767), in float32 without contraction."},
     {"dots", eldr::dots, METH_VARARGS,
      "dots(x i16[n], rows u8[W, n], out i64[W])\n\nExact integer dot products with every row."},
+    {"increase", eldr::increase, METH_VARARGS,
+     "increase(dots i64[W], idle i64[W], requests i64[W], others f64[W], kv i64[W], weight f64[W],"
+     " terms f64[9], power, out f64[W])\n\nThe cost of eldr.routing.price, term by term."},
     {"shift", eldr::shift, METH_VARARGS,
      "shift(load i32[n], x i16[n], sign, cost u16[32768], survival u8[m], out u8[n]) -> sum\n\n"
      "load += sign * cost[x]; out = survival[min(load, m - 1)]; returns sum(out)."},

@@ -29,7 +29,7 @@ class Shrinkage:
         limit: weight of an endless prompt's counts, in (0, 1].
     """
 
-    k: float = 32.0
+    k: float = 8.0
     limit: float = 1.0
 
     def __post_init__(self) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from eldr.geometry import Geometry
+from eldr.routing import integrity
 from eldr.routing.activation import ActivationModel, Shrinkage
 from eldr.routing.decision import Choice, Context, Decision, Slots
 from eldr.routing.expert_load import ExpertLoad
 from eldr.routing.fixed import I16
+from eldr.routing.integrity import Running
 from eldr.routing.policies.base import Policy
 from eldr.routing.request import Reason, RouteRequest
+from eldr.routing.step_fit import StepSample
 from eldr.routing.worker import Worker, WorkerTable
 
 _MASK = (1 << 64) - 1
@@ -24,18 +27,21 @@ class NoWorkerError(RuntimeError):
     """No decode worker can take the request: none joined, all draining, or all excluded."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Running:
-    slot: int
-    kv_tokens: int
-    activation: I16 | None
-
-
 class Fleet:
     """Workers, running requests and a policy; `reserve` chooses and commits in one step.
 
     Thread-safe. Without a geometry, or for requests without a usable signature, every policy
     decides on load alone and the decision says why.
+
+    Args:
+        policy: may be replaced at any time by assignment.
+        workers: join at once.
+        geometry: of the signatures; may be learnt later with `set_geometry`.
+        shrinkage: of the activation probabilities.
+        min_coverage: signatures that cover less of the prompt are not used.
+        trust: how far measurements (`observe`) correct predictions; with several routers in front
+            of one fleet they are how a router sees the requests of the others.
+        seed: of the policies' draws.
     """
 
     def __init__(
@@ -46,17 +52,21 @@ class Fleet:
         geometry: Geometry | None = None,
         shrinkage: Shrinkage | None = None,
         min_coverage: float = 0.5,
+        trust: float = 0.0,
         seed: int = 0,
     ) -> None:
         if not 0.0 <= min_coverage <= 1.0:
             raise ValueError(f"fleet: min_coverage must be in [0, 1], got {min_coverage}")
+        if not 0.0 <= trust <= 1.0:
+            raise ValueError(f"fleet: trust must be in [0, 1], got {trust}")
         self.policy = policy
+        self.trust = trust
         self.min_coverage = min_coverage
         self.activations: ActivationModel | None = None
         self._geometry: Geometry | None = None
         self._table = WorkerTable(None)
         self._slots: dict[str, int] = {}
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, Running] = {}
         self._candidates: Slots = np.zeros(0, np.intp)
         self._seed, self._sequence = seed, 0
         self._lock = threading.RLock()
@@ -176,6 +186,44 @@ class Fleet:
                 table.experts.remove(running.slot, running.activation)
             return True
 
+    def observe(
+        self,
+        name: str,
+        sample: StepSample,
+        use: npt.NDArray[np.float64] | None = None,
+    ) -> None:
+        """Takes what a worker measured in the last interval.
+
+        The policy learns its step cost from `sample`. With `trust` > 0, `use` corrects the expert
+        load predicted for the worker, and the batch sizes reveal requests of other routers.
+
+        Args:
+            name: the worker's; unknown names are ignored, it may just have left.
+            sample: sums over the interval's decode steps.
+            use: float64 [L, E] or [L*E], share of those steps in which each expert was read.
+
+        Raises:
+            ValueError: `use` of another geometry, or not in [0, 1].
+        """
+        with self._lock:
+            slot = self._slots.get(name)
+            if slot is None:
+                return
+            self.policy.observe(sample)
+            if self.trust == 0.0 or not sample.usable:
+                return
+            table = self._table
+            mean = sample.requests / sample.steps
+            table.others[slot] = self.trust * max(0.0, mean - float(table.requests[slot]))
+            if use is not None and table.experts is not None:
+                flat = np.asarray(use, np.float64).reshape(-1)
+                if len(flat) != table.experts.cells or not ((flat >= 0) & (flat <= 1)).all():
+                    raise ValueError(
+                        f"fleet: use of {name}: expected {table.experts.cells} shares in [0, 1], "
+                        f"got {len(flat)} from {flat.min()} to {flat.max()}"
+                    )
+                table.experts.measured(slot, flat, self.trust)
+
     def _allowed(self, exclude: Collection[str]) -> Slots:
         candidates = self._candidates
         if exclude:
@@ -213,7 +261,7 @@ class Fleet:
             table.experts.add(slot, activation)
             if self.activations is not None and request.signature is not None:
                 self.activations.observe(request.signature)
-        self._running[request.id] = _Running(slot, request.kv_tokens, activation)
+        self._running[request.id] = Running(slot, request.kv_tokens, activation)
 
     def _draw(self) -> int:
         """64 pseudo-random bits per decision (splitmix64 of seed and sequence number)."""
@@ -270,27 +318,4 @@ class Fleet:
             AssertionError: a counter or a survival row differs; the message names it.
         """
         with self._lock:
-            table = self._table
-            fresh = None if table.experts is None else ExpertLoad(table.experts.cells)
-            requests, kv = np.zeros_like(table.requests), np.zeros_like(table.kv_tokens)
-            if fresh is not None:
-                fresh.resize(len(requests))
-            for running in self._running.values():
-                requests[running.slot] += 1
-                kv[running.slot] += running.kv_tokens
-                if running.activation is not None and fresh is not None:
-                    fresh.add(running.slot, running.activation)
-            _same("requests", table.requests, requests)
-            _same("kv_tokens", table.kv_tokens, kv)
-            if fresh is not None and table.experts is not None:
-                for name in ("load", "survival", "idle"):
-                    _same(name, getattr(table.experts, name), getattr(fresh, name))
-            members = {worker.name: s for s, worker in enumerate(table.workers) if worker}
-            if members != self._slots:
-                raise AssertionError(f"fleet: names {self._slots} but slots hold {members}")
-
-
-def _same(name: str, actual: np.ndarray, expected: np.ndarray) -> None:
-    if not np.array_equal(actual, expected):
-        where = np.argwhere(actual != expected)[0].tolist()
-        raise AssertionError(f"fleet: {name}{where} differs from the running requests' sum")
+            integrity.check(self._table, self._running.values(), self._slots)

@@ -43,6 +43,7 @@ class WorkerTable:
         workers: the worker of every slot, None = free.
         names: their names, "" = free.
         requests: int64 [S], running requests.
+        others: float64 [S], measured running requests that are not ours (other routers').
         kv_tokens: int64 [S], KV tokens at the start of the running requests.
         turns: float64 [S], weighted count of requests ever given (round robin's clock).
         weight: float64 [S].
@@ -55,6 +56,7 @@ class WorkerTable:
         self.workers: list[Worker | None] = []
         self.names: tuple[str, ...] = ()
         self.requests: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self.others: npt.NDArray[np.float64] = np.zeros(0, np.float64)
         self.kv_tokens: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self.turns: npt.NDArray[np.float64] = np.zeros(0, np.float64)
         self.weight: npt.NDArray[np.float64] = np.ones(0, np.float64)
@@ -80,6 +82,7 @@ class WorkerTable:
         """Frees a slot and forgets its load."""
         self.workers[slot] = None
         self.requests[slot] = self.kv_tokens[slot] = 0
+        self.others[slot] = 0.0
         self.open[slot] = False
         if self.experts is not None:
             self.experts.clear(slot)
@@ -88,7 +91,7 @@ class WorkerTable:
     def _grow(self) -> None:
         self.workers.append(None)
         slots = len(self.workers)
-        for name in ("requests", "kv_tokens", "turns", "weight", "open"):
+        for name in ("requests", "others", "kv_tokens", "turns", "weight", "open"):
             old = getattr(self, name)
             new = np.zeros(slots, old.dtype)
             new[: len(old)] = old

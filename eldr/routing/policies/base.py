@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from eldr.routing.decision import Choice, Context, Slots
 from eldr.routing.request import Reason
+from eldr.routing.step_fit import StepSample
 
 
 class Policy(ABC):
@@ -21,11 +22,18 @@ class Policy(ABC):
     def choose(self, context: Context) -> Choice:
         """The choice for this context; its slot is one of the context's candidates."""
 
+    def observe(self, sample: StepSample) -> None:
+        """Learns from measured decode steps; most policies have nothing to learn."""
+        return
+
 
 def relative_load(context: Context, slots: Slots) -> npt.NDArray[np.float64]:
-    """Running requests per unit of weight of these slots, float64."""
+    """Running requests, other routers' included, per unit of weight of these slots, float64."""
     table = context.table
-    return table.requests[slots] / table.weight[slots]
+    load: npt.NDArray[np.float64] = (table.requests[slots] + table.others[slots]) / table.weight[
+        slots
+    ]
+    return load
 
 
 def least(context: Context, slots: Slots, load: npt.NDArray[np.float64]) -> int:

@@ -1,4 +1,4 @@
-"""`marginal_cost`: the worker to whose step, and to whose other requests, this one costs least."""
+"""`marginal_cost`: the worker on which a request, and all it shares steps with, lose least."""
 
 from __future__ import annotations
 
@@ -6,44 +6,66 @@ from typing import ClassVar
 
 import numpy as np
 
+from eldr.routing import fixed
 from eldr.routing.cost import StepCost
 from eldr.routing.decision import Choice, Context
-from eldr.routing.policies.base import Policy, least_requests
-
-# Shares of a step's time where nothing was measured yet: EVIDENCE of published step-cost models has
-# expert weights at about two thirds of a step at the batch sizes that matter.
-_DEFAULT = StepCost(base=3e-3, expert=1.5e-4, kv=0.0, request=2e-5)
+from eldr.routing.policies.base import Policy, least_requests, relative_load
+from eldr.routing.price import DOT_UNIT, prices, terms
+from eldr.routing.step_fit import StepFit, StepSample, prior
 
 
 class MarginalCost(Policy):
-    """Minimises step time now + what the request adds + `hedge` * n * what it adds to others.
+    """Minimises what a placement adds to the sum over running requests of (step time)^power.
 
-    With D[w] the expected distinct experts of worker w and dD[w] what the request adds to them:
+    `eldr.routing.price` has the formula.
 
-        step[w]  = base + expert * D[w] + kv * KV[w] + request * n[w]
-        added[w] = expert * dD[w] + kv * kv_tokens + request
-        cost[w]  = (step[w] + (1 + hedge * n[w]) * added[w]) / weight[w]
+    power = 1 and hedge = 1 is the increase of the sum of step times. A higher power makes slow
+    workers dearer and so protects the tail. Where experts are nearly all read, another request adds
+    almost nothing, and the sum alone would pile requests onto one worker: only workers whose load
+    is at most (1 + guard) * mean load + 1 are considered.
+
+    The coefficients start from `cost`, or from `step_fit.prior`, and follow measured steps.
+
+    Args:
+        hedge: weight of the other requests, >= 0.
+        power: integer in [1, 8].
+        guard: tolerated excess over the mean load, >= 0.
+        cost: step cost to start from.
     """
 
     name: ClassVar[str] = "marginal_cost"
 
-    def __init__(self, hedge: float = 1.0, cost: StepCost | None = None) -> None:
+    def __init__(
+        self, hedge: float = 1.0, power: int = 3, guard: float = 0.25, cost: StepCost | None = None
+    ) -> None:
         if not (np.isfinite(hedge) and hedge >= 0):
             raise ValueError(f"marginal_cost: hedge must be finite and >= 0, got {hedge}")
-        self.hedge = hedge
-        self.cost = cost or _DEFAULT
+        if power not in range(1, 9):
+            raise ValueError(f"marginal_cost: power must be an integer in [1, 8], got {power}")
+        if not guard >= 0:
+            raise ValueError(f"marginal_cost: guard must be >= 0, got {guard}")
+        self.hedge, self.power, self.guard = float(hedge), int(power), float(guard)
+        self.fit: StepFit | None = None if cost is None else StepFit(cost)
+
+    def observe(self, sample: StepSample) -> None:
+        """Moves the step cost towards measured steps, once a decision has set the scale."""
+        if self.fit is not None:
+            self.fit.add(sample)
 
     def choose(self, context: Context) -> Choice:
         """The candidate of least cost, the lowest slot on a tie."""
         table, experts = context.table, context.table.experts
         if context.activation is None or experts is None:
             return least_requests(context, context.reason)
-        cost, slots = self.cost, context.candidates
-        n, kv = table.requests, table.kv_tokens
-        added = experts.added(context.activation)
-        step = cost.base + cost.expert * experts.distinct() + cost.kv * kv + cost.request * n
-        more = cost.expert * added + (cost.kv * context.request.kv_tokens + cost.request)
-        total = ((step + (1.0 + self.hedge * n) * more) / table.weight)[slots]
-        at = int(np.argmin(total))
+        if self.fit is None:
+            self.fit = StepFit(prior(experts.cells))
+        t = terms(self.fit.cost, experts.cells, context.request.kv_tokens, self.hedge)
+        dots = fixed.dots(context.activation, experts.survival)
+        slots = context.candidates
+        total = prices(t, self.power, dots, table)[slots]
+        load = relative_load(context, slots)
+        limit = float(load.sum()) / len(load) * (1.0 + self.guard) + 1.0
+        total[load > limit] = np.inf
+        at = int(total.argmin())
         slot = int(slots[at])
-        return Choice(slot, "marginal", None, total, None, float(added[slot]))
+        return Choice(slot, "marginal", None, total, None, int(dots[slot]) * DOT_UNIT)

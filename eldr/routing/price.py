@@ -1,0 +1,78 @@
+"""What placing a request on each worker costs everyone: the formula of `marginal_cost`.
+
+With D[w] the expected distinct experts of worker w, dD[w] what the request adds to them, and n the
+running requests:
+
+    step[w]  = (base + expert * D[w] + kv * KV[w] + request * n[w]) / weight[w]
+    added[w] = (expert * dD[w] + request + kv * kv_tokens) / weight[w]
+    cost[w]  = (1 + hedge * n[w]) * (step[w] + added[w])^power - hedge * n[w] * step[w]^power
+
+The native loop, NumPy and torch run the same float64 operations in the same order, so that all of
+them choose alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from eldr.routing import fixed
+from eldr.routing.cost import StepCost
+from eldr.routing.worker import WorkerTable
+
+DOT_UNIT = 1.0 / (fixed.P_ONE * fixed.SURVIVAL_ONE)
+IDLE_UNIT = 1.0 / fixed.SURVIVAL_ONE
+
+
+def terms(cost: StepCost, cells: int, kv_tokens: float, hedge: float) -> npt.NDArray[np.float64]:
+    """The scalars of the formula, float64 [9]."""
+    values = (
+        cost.base, cost.expert, cost.kv, cost.request, float(cells),
+        DOT_UNIT, IDLE_UNIT, float(kv_tokens), hedge,
+    )  # fmt: skip
+    return np.array(values, np.float64)
+
+
+def increase(
+    t: Any, power: int, dots: Any, idle: Any, requests: Any, others: Any, kv: Any, weight: Any
+) -> Any:
+    """cost[w] for arrays of any library; `t` holds `terms`, as scalars or as an array.
+
+    Args:
+        t: 9 float64 values.
+        power: integer >= 1.
+        dots: [W], <activation, survival> in fixed point.
+        idle: [W], sums of the survival rows.
+        requests: [W], running requests of this router.
+        others: [W], those of other routers.
+        kv: [W], KV tokens.
+        weight: [W], relative capacity.
+    """
+    count = requests * 1.0 + others
+    distinct = t[4] - (idle * 1.0) * t[6]
+    step = ((t[0] + t[1] * distinct) + t[2] * (kv * 1.0)) + t[3] * count
+    more = (t[1] * ((dots * 1.0) * t[5]) + t[3]) + t[2] * t[7]
+    before = step / weight
+    after = before + more / weight
+    low, high = before, after
+    for _ in range(power - 1):  # repeated products round alike everywhere, pow does not
+        low, high = low * before, high * after
+    rest = count * t[8]
+    return (rest + 1.0) * high - rest * low
+
+
+def prices(
+    t: npt.NDArray[np.float64], power: int, dots: fixed.I64, table: WorkerTable
+) -> npt.NDArray[np.float64]:
+    """cost[w] of every slot, float64 [S]; the table's expert load must be tracked."""
+    assert table.experts is not None
+    idle, n, others = table.experts.idle, table.requests, table.others
+    if fixed.native is None:
+        return np.asarray(
+            increase(t, power, dots, idle, n, others, table.kv_tokens, table.weight), np.float64
+        )
+    out = np.empty(len(dots))
+    fixed.native.increase(dots, idle, n, others, table.kv_tokens, table.weight, t, power, out)
+    return out
