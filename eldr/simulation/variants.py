@@ -69,7 +69,7 @@ def plain_partition(recorded: Recorded, workers: Sequence[str], seed: int) -> Pa
         idf = np.ones_like(idf)
     points = normalise(recorded.counts, idf)
     fitted = KMeans(len(workers), n_init=4, random_state=seed).fit(points)
-    centroids = fitted.cluster_centers_
+    centroids = np.maximum(fitted.cluster_centers_, 0.0)  # rounding leaves traces below zero
     centroids = centroids / np.maximum(np.linalg.norm(centroids, axis=1, keepdims=True), 1e-12)
     geometry = recorded.geometry
     return Partition(
