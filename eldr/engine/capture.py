@@ -37,7 +37,7 @@ class ExpertCapture(RoutedExpertsCapturer):  # type: ignore[misc]  # vLLM is not
             len(layer_ids), int(model.get_num_experts()), int(model.get_num_experts_per_tok())
         )
         self._place = {layer: place for place, layer in enumerate(layer_ids)}
-        tokens = int(vllm_config.scheduler_config.max_num_batched_tokens)
+        tokens = _rows(vllm_config)
         self.shape_per_token = (self.geometry.layers, self.geometry.top_k)
         self.device_buffer = torch.zeros(
             (tokens, *self.shape_per_token), dtype=torch.int32, device=device
@@ -48,6 +48,13 @@ class ExpertCapture(RoutedExpertsCapturer):  # type: ignore[misc]  # vLLM is not
     def capture(self, layer_id: int, topk_ids: torch.Tensor) -> None:
         """Stores one layer's ids [tokens, K]; called by the layer's router."""
         super().capture(self._place[layer_id], topk_ids)
+
+
+def _rows(vllm_config: Any) -> int:
+    """Tokens of the largest step, with the padding of CUDA graphs and sequence parallelism."""
+    batched = int(vllm_config.scheduler_config.max_num_batched_tokens)
+    graph = int(vllm_config.compilation_config.max_cudagraph_capture_size or 0)
+    return max(batched, graph) + int(vllm_config.parallel_config.tensor_parallel_size)
 
 
 @dataclass(frozen=True, slots=True)

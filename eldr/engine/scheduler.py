@@ -71,6 +71,8 @@ class SchedulerHook:
             local_tokens: tokens found in this engine's own prefix cache.
             external_tokens: tokens that the connector brings.
         """
+        if not self._settings.signatures:
+            return
         table = tables[self._layout.group]
         end = local_tokens + external_tokens
         self._uncovered.add_tokens(table, local_tokens, end)

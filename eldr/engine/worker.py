@@ -200,7 +200,7 @@ class PendingStep:
         if self._rows is not None:
             self._rows.enqueue_copy()
         if torch.accelerator.is_available():
-            self._copied = torch.Event()
+            self._copied = torch.Event(blocking=True)
             self._copied.record()
 
     def result(self) -> StepResult | None:
