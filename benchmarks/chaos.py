@@ -67,9 +67,14 @@ class Chaos:
     rng: random.Random
     sick: dict[MockWorker, str] = field(default_factory=dict)
     events: collections.Counter[str] = field(default_factory=collections.Counter)
+    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def strike(self) -> None:
         """One random event: something breaks, or something broken is repaired."""
+        async with self._one_at_a_time:
+            await self._strike()
+
+    async def _strike(self) -> None:
         pool = self.prefill if self.rng.random() < 0.3 else self.decode
         worker = self.rng.choice(pool)
         if worker in self.sick:

@@ -41,6 +41,7 @@ class Admin:
         routes.add_delete("/workers", self._guarded(self.remove_worker))
         routes.add_post("/workers/drain", self._guarded(self.drain_worker))
         routes.add_get("/eldr/decisions", self._guarded(self.decisions))
+        routes.add_get("/eldr/experiment", self._guarded(self.experiment))
         routes.add_get("/eldr/partition", self._guarded(self.partition))
         routes.add_post("/eldr/partition", self._guarded(self.load_partition))
 
@@ -92,6 +93,13 @@ class Admin:
         buffer = self._router.decisions
         rows = [record.explain() for record in buffer.newest(int(text))]
         return json_answer({"v": 1, "total": buffer.total, "decisions": rows})
+
+    async def experiment(self, request: web.Request) -> web.StreamResponse:
+        """GET /eldr/experiment: what an A/B experiment has shown so far."""
+        experiment = self._router.decode.experiment
+        if experiment is None:
+            raise ClientError(404, "no_experiment", "no experiment runs; start one with --ab")
+        return json_answer(experiment.describe())
 
     async def partition(self, request: web.Request) -> web.StreamResponse:
         """GET /eldr/partition: what is loaded."""

@@ -53,7 +53,7 @@ class Surface:
                 call = await self._open(request)
                 response = await self._router.legs.serve(call)
                 outcome = _outcome(call, response)
-                self._router.observe(call, response.status)
+                self._router.observe(call, outcome)
                 return response
         except ClientError as error:
             outcome = "client_error" if error.status < 500 else "worker_error"

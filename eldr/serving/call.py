@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from eldr.serving.bodies import Body
 from eldr.serving.prefill_pool import PREFIX_BYTES
+
+if TYPE_CHECKING:
+    from eldr.serving.decode_pool import Ticket
 
 REQUEST_ID = "X-Request-Id"
 # Of the client's headers, these reach the workers; none of them can pick a worker or a file.
@@ -39,7 +43,9 @@ class Call:
         started: `time.perf_counter()` when the body was there.
         prefill_worker: who did the prefill, "" before that.
         ttft: seconds to the first byte of a stream, None before it.
+        tpot: seconds per event after the first, None for less than two events.
         broken: the stream ended with an error event.
+        ticket: the reservation of the decode leg that served it.
     """
 
     request: web.BaseRequest
@@ -53,7 +59,15 @@ class Call:
     started: float = field(default_factory=time.perf_counter)
     prefill_worker: str = ""
     ttft: float | None = None
+    tpot: float | None = None
     broken: bool = False
+    ticket: Ticket | None = None
+
+    def last_byte(self, events: int) -> None:
+        """Marks the end of a stream that passed so many events."""
+        if self.ttft is not None and events > 1:
+            streamed = time.perf_counter() - self.started - self.ttft
+            self.tpot = streamed / (events - 1)
 
     def first_byte(self) -> None:
         """Marks the moment at which the client gets its first byte."""

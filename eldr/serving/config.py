@@ -25,6 +25,7 @@ _SECONDS = (
     "body_timeout",
     "queue_timeout",
     "discovery_interval",
+    "ab_period",
     "eject_seconds",
     "health_interval",
     "health_timeout",
@@ -38,6 +39,8 @@ _AT_LEAST_ONE = (
     "max_header",
     "max_concurrent",
     "decode_ranks",
+    "decision_log_size",
+    "decision_log_files",
 )
 _NOT_NEGATIVE = (
     "retry_budget",
@@ -150,6 +153,21 @@ class RouterConfig:
     health_timeout: float = _option(3.0, "faults", "time that a health check may take")
     health_failures: int = _option(3, "faults", "consecutive failed checks that take a worker down")
 
+    shadow: tuple[str, ...] = _option(
+        (), "observe", "policies to evaluate on the same requests without deciding (repeat)"
+    )
+    ab: tuple[str, ...] = _option(
+        (), "observe", "A/B experiment between two or more policies, instead of --policy"
+    )
+    ab_design: Literal["switchback", "request"] = _option(
+        "switchback", "observe", "arms by periods of the whole fleet, or by single requests"
+    )
+    ab_period: float = _option(60.0, "observe", "length of a period of a switchback experiment")
+    decision_log: str = _option("", "observe", "file for decisions and outcomes as JSON lines")
+    decision_log_sample: float = _option(1.0, "observe", "share of the requests that are logged")
+    decision_log_size: int = _option(2**26, "observe", "size at which a new log file begins")
+    decision_log_files: int = _option(5, "observe", "log files kept")
+    decision_log_signatures: bool = _option(False, "observe", "log signatures as well")
     decision_buffer: int = _option(1000, "observe", "decisions kept for GET /eldr/decisions")
     worker_headers: bool = _option(
         False, "observe", "add x-eldr-prefill-worker, x-eldr-decode-worker and x-eldr-branch"
@@ -171,6 +189,12 @@ class RouterConfig:
         for name in _PORTS:
             if not 0 <= getattr(self, name) < 2**16:
                 raise ConfigError(f"{name}: must be below 65536, got {getattr(self, name)!r}")
+        if not 0 <= self.decision_log_sample <= 1:
+            raise ConfigError(
+                f"decision_log_sample: must be in [0, 1], got {self.decision_log_sample}"
+            )
+        if self.ab and (len(self.ab) < 2 or len(set(self.ab)) < len(self.ab)):
+            raise ConfigError(f"ab: name two or more different policies, got {list(self.ab)}")
         self._check_workers()
 
     def _check_workers(self) -> None:

@@ -3,42 +3,58 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
+from types import MappingProxyType
 
 import orjson
 
 from eldr.routing.decision import Decision
 from eldr.routing.fleet import Fleet, NoWorkerError
+from eldr.routing.policies.base import Policy
 from eldr.routing.request import Reason, RouteRequest
 from eldr.routing.worker import Worker
 from eldr.serving.answers import Prefilled
 from eldr.serving.call import Call
 from eldr.serving.decisions import DecisionBuffer, Record
 from eldr.serving.endpoints import Endpoint
+from eldr.serving.experiment import Experiment, Slot
 from eldr.serving.metrics import Metrics
 from eldr.serving.pool import Names, Pool
+from eldr.serving.shadow import Shadow
 from eldr.signature import Signature, SignatureError, decode
 
 
 class Ticket:
-    """One reservation; `release` ends it, once, however often it is called."""
+    """One reservation; `release` ends it, once, however often it is called.
 
-    __slots__ = ("_pool", "decision", "endpoint", "headers")
+    Attributes:
+        record: what was decided and why.
+        slot: arm of the experiment, if one runs.
+        shadows: choice of each shadow policy.
+        headers: for the client, if it may see them.
+    """
 
-    def __init__(self, pool: DecodePool, endpoint: Endpoint, decision: Decision) -> None:
+    __slots__ = ("_pool", "endpoint", "headers", "record", "shadows", "signature", "slot")
+
+    def __init__(
+        self, pool: DecodePool, endpoint: Endpoint, record: Record, slot: Slot | None
+    ) -> None:
         self._pool = pool
         self.endpoint = endpoint
-        self.decision = decision
+        self.record = record
+        self.slot = slot
+        self.shadows: dict[str, str | None] = {}
+        self.signature: bytes | None = None
         self.headers: dict[str, str] = {}
 
     @property
     def band(self) -> frozenset[str]:
         """Workers that were as good a choice as this one; empty if the policy knows no band."""
-        choice = self.decision.choice
-        if choice.band is None:
+        decision = self.record.decision
+        if decision.choice.band is None:
             return frozenset()
-        return frozenset(self.decision.names[slot] for slot in choice.band)
+        return frozenset(decision.names[slot] for slot in decision.choice.band)
 
     def release(self) -> None:
         """Gives the worker's place back."""
@@ -56,18 +72,27 @@ class DecodePool(Pool):
         decisions: DecisionBuffer,
         *,
         worker_headers: bool = False,
+        shadows: Sequence[Shadow] = (),
+        experiment: Experiment | None = None,
+        arms: Mapping[str, Policy] = MappingProxyType({}),
     ) -> None:
         self.fleet = fleet
+        self.shadows = shadows
+        self.experiment = experiment
+        self._arms = arms
         self._metrics = metrics
         self._decisions = decisions
         self._worker_headers = worker_headers
         self._ids = count()
+        self._routing: dict[str, Worker] = {}
         super().__init__("decode", endpoints)
 
     def join(self, endpoint: Endpoint) -> None:
         """Adds a member, to the fleet as well."""
         super().join(endpoint)
-        self.fleet.join(Worker(endpoint.name, str(endpoint.base), endpoint.rank))
+        worker = Worker(endpoint.name, str(endpoint.base), endpoint.rank)
+        self._routing[endpoint.name] = worker
+        self.fleet.join(worker)
 
     def drain(self, name: str, draining: bool = True) -> None:
         """Stops, or resumes, giving a member new requests."""
@@ -79,6 +104,7 @@ class DecodePool(Pool):
         gone = super().settle(endpoint)
         if gone:
             self.fleet.leave(endpoint.name)
+            del self._routing[endpoint.name]
         return gone
 
     def reserve(
@@ -97,23 +123,18 @@ class DecodePool(Pool):
             band: workers that were as good a choice as the failed one; they are tried first.
         """
         start = time.perf_counter()
-        signature, problem = self._signature(prefilled.signature)
-        request = RouteRequest(
-            # Clients may repeat their own ids; the fleet's must be unique.
-            id=f"{call.request_id}#{next(self._ids)}",
-            signature=signature,
-            problem=problem,
-            prompt_tokens=prefilled.prompt_tokens,
-            session=call.session,
-        )
+        slot = self._assign()
+        request = self._request(call, prefilled)
         decision = self._decide(request, failed, band)
         if decision is None:
             return None
         elapsed = time.perf_counter() - start
         endpoint = self._members[decision.worker.name]
         endpoint.running += 1
-        self._record(call, decision, request, elapsed)
-        ticket = Ticket(self, endpoint, decision)
+        ticket = Ticket(self, endpoint, self._record(call, decision, request, elapsed), slot)
+        ticket.signature = prefilled.signature
+        for shadow in self.shadows:
+            ticket.shadows[shadow.name] = shadow.decide(request, endpoint.name, self._workers())
         if self._worker_headers:
             ticket.headers = {
                 "x-eldr-prefill-worker": call.prefill_worker,
@@ -122,10 +143,35 @@ class DecodePool(Pool):
             }
         return ticket
 
+    def _assign(self) -> Slot | None:
+        """The arm that decides this request; its policy takes the fleet's helm."""
+        if self.experiment is None:
+            return None
+        slot = self.experiment.assign(self._now())
+        self.fleet.policy = self._arms[slot.arm.name]
+        return slot
+
+    def _request(self, call: Call, prefilled: Prefilled) -> RouteRequest:
+        signature, problem = self._signature(prefilled.signature)
+        return RouteRequest(
+            # Clients may repeat their own ids; the fleet's must be unique.
+            id=f"{call.request_id}#{next(self._ids)}",
+            signature=signature,
+            problem=problem,
+            prompt_tokens=prefilled.prompt_tokens,
+            session=call.session,
+        )
+
+    def _workers(self) -> list[Worker]:
+        return list(self._routing.values())
+
     def release(self, ticket: Ticket) -> None:
         """Ends a reservation; later calls for the same ticket do nothing."""
-        if self.fleet.release(ticket.decision.request_id):
+        request_id = ticket.record.decision.request_id
+        if self.fleet.release(request_id):
             ticket.endpoint.running -= 1
+            for shadow in self.shadows:
+                shadow.release(request_id)
             if ticket.endpoint.leaving:
                 self.settle(ticket.endpoint)
 
@@ -164,22 +210,22 @@ class DecodePool(Pool):
 
     def _record(
         self, call: Call, decision: Decision, request: RouteRequest, elapsed: float
-    ) -> None:
+    ) -> Record:
         signature = request.signature
-        self._decisions.add(
-            Record(
-                time=time.time(),
-                request_id=call.request_id,
-                prefill_worker=call.prefill_worker,
-                decision=decision,
-                decision_us=elapsed * 1e6,
-                prompt_tokens=request.kv_tokens,
-                coverage=None if signature is None else signature.coverage,
-            )
+        record = Record(
+            time=time.time(),
+            request_id=call.request_id,
+            prefill_worker=call.prefill_worker,
+            decision=decision,
+            decision_us=elapsed * 1e6,
+            prompt_tokens=request.kv_tokens,
+            coverage=None if signature is None else signature.coverage,
         )
+        self._decisions.add(record)
         metrics = self._metrics
         metrics.decided(decision.policy, decision.branch, elapsed)
         if decision.reason is not None:
             metrics.fallback.labels(str(decision.reason)).inc()
         if decision.choice.added_experts is not None:
             metrics.predicted.observe(decision.choice.added_experts)
+        return record

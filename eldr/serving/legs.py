@@ -232,6 +232,7 @@ class Legs:
         self, ticket: Ticket, call: Call, prefilled: Prefilled, attempt: Attempt
     ) -> web.StreamResponse | Failure:
         endpoint = ticket.endpoint
+        call.ticket = ticket
         try:
             limits = Limits(self._limits.first_byte, self._limits.idle, call.expires)
             body = call.body.decode(prefilled.kv)
@@ -264,7 +265,7 @@ class Legs:
         await client.prepare(call.request)
         call.first_byte()
         try:
-            await relay_events(exchange.connection, client, first)
+            call.last_byte(await relay_events(exchange.connection, client, first))
             self._decode.succeeded(ticket.endpoint)
         except Truncated as error:
             call.broken = True

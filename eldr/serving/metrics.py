@@ -6,16 +6,18 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from eldr import __version__
 from eldr.serving.condition import State
 from eldr.serving.endpoints import Endpoint
+from eldr.serving.shadow import distinct_per_request
 
 if TYPE_CHECKING:
     from eldr.serving.state import Router
 
 _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_TPOT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 _DECISION = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
 _EXPERTS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 # Workers beyond this many share one label value, whatever joins and leaves.
@@ -39,6 +41,9 @@ class Metrics:
         )
         self.ttft = self._histogram(
             "first_byte_seconds", "to the first byte of a streamed answer", _LATENCY
+        )
+        self.tpot = self._histogram(
+            "time_per_output_event_seconds", "between a stream's first and last event", _TPOT
         )
         self.prefill = self._histogram("prefill_seconds", "the prefill leg", _LATENCY)
         self.decisions = self._counter(
@@ -143,6 +148,31 @@ class _Gauges:
             "eldr_router_waiting_requests", "requests in the queue", value=router.admission.waiting
         )
         yield from self._workers()
+        yield from self._policies()
+
+    def _policies(self) -> Iterable[Metric]:
+        decode = self._router.decode
+        experts = GaugeMetricFamily(
+            "eldr_router_expected_distinct_experts",
+            "expected distinct experts per step, over all layers, seen by a running request",
+            labels=["policy", "kind"],
+        )
+        agreed = CounterMetricFamily(
+            "eldr_router_shadow_decisions",
+            "shadow decisions by whether they chose the live worker",
+            labels=["policy", "agreed"],
+        )
+        live = distinct_per_request(decode.fleet)
+        if live is not None:
+            experts.add_metric([decode.fleet.policy.name, "live"], live)
+        for shadow in decode.shadows:
+            value = distinct_per_request(shadow.fleet)
+            if value is not None:
+                experts.add_metric([shadow.name, "shadow"], value)
+            for same in (False, True):
+                agreed.add_metric([shadow.name, str(same).lower()], shadow.agreed[same])
+        yield experts
+        yield agreed
 
     def _workers(self) -> Iterable[Metric]:
         active = GaugeMetricFamily(

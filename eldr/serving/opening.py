@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
 
 import aiohttp
 
+from eldr.geometry import Geometry
 from eldr.routing.fleet import Fleet
 from eldr.serving.admission import Admission
 from eldr.serving.config import RouterConfig
+from eldr.serving.decision_log import DecisionLog
 from eldr.serving.decisions import DecisionBuffer
 from eldr.serving.decode_pool import DecodePool
 from eldr.serving.discovery import Member, Source, follow
@@ -18,16 +21,18 @@ from eldr.serving.discovery.file import FileSource, read_members
 from eldr.serving.discovery.kubernetes import KubernetesSource, PodSelectors, connect
 from eldr.serving.endpoints import Endpoint, Role
 from eldr.serving.errors import StartError
+from eldr.serving.experiment import Experiment
 from eldr.serving.health import HealthChecker
 from eldr.serving.kv_release import KvRelease
 from eldr.serving.legs import LegLimits, Legs, WholeRules
 from eldr.serving.metrics import Metrics
 from eldr.serving.origins import Client
-from eldr.serving.policy import build_policy, needs_signatures
+from eldr.serving.policy import PolicyMaker, live_policies, signature_policy
 from eldr.serving.prefill_pool import PrefillPool
 from eldr.serving.probe import geometry_of, wait_for
 from eldr.serving.retry import RetryBudget, RetryRules
 from eldr.serving.security import client_tls
+from eldr.serving.shadow import Shadow
 from eldr.serving.state import Router, make_endpoint
 
 _ROLES: tuple[Role, Role] = ("prefill", "decode")
@@ -55,12 +60,11 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
             [make_endpoint(config, client, role, m.url, m.rank) for m in members if m.role == role]
             for role in _ROLES
         )
-        fleet = await _fleet(config, session, prefill, decode)
+        await wait_for(session, [*prefill, *decode], config.startup_timeout)
+        geometry = await geometry_of(session, prefill, required_by=signature_policy(config))
         metrics, decisions = Metrics(), DecisionBuffer(config.decision_buffer)
         prefill_pool = PrefillPool(prefill, config.prefill_policy)
-        decode_pool = DecodePool(
-            decode, fleet, metrics, decisions, worker_headers=config.worker_headers
-        )
+        decode_pool = _decode_pool(config, geometry, decode, metrics, decisions)
         for pool in (prefill_pool, decode_pool):
             pool.on_event = metrics.count_worker_event
         legs = _legs(config, stack, metrics, prefill_pool, decode_pool)
@@ -75,6 +79,7 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
             admission,
             metrics,
             decisions,
+            _decision_log(config),
         )
         metrics.watch(router)
         checker = HealthChecker(
@@ -84,6 +89,9 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
             limit=config.health_timeout,
         )
         stack.push_async_callback(_cancel, asyncio.create_task(checker.run(), name="health"))
+        if router.decision_log is not None:
+            writing = asyncio.create_task(router.decision_log.run(), name="decision-log")
+            stack.push_async_callback(_cancel, writing)
         if source is not None:
             following = asyncio.create_task(follow(source, router), name="discovery")
             stack.push_async_callback(_cancel, following)
@@ -113,19 +121,40 @@ def _complete(members: frozenset[Member]) -> list[Member]:
     return sorted(members, key=lambda m: (m.role, m.url, m.rank or 0))
 
 
-async def _fleet(
+def _decode_pool(
     config: RouterConfig,
-    session: aiohttp.ClientSession,
-    prefill: list[Endpoint],
-    decode: list[Endpoint],
-) -> Fleet:
-    await wait_for(session, [*prefill, *decode], config.startup_timeout)
-    required_by = config.policy if needs_signatures(config.policy) else None
-    geometry = await geometry_of(session, prefill, required_by=required_by)
-    return Fleet(
-        build_policy(config, geometry, [endpoint.name for endpoint in decode]),
-        geometry=geometry,
-        min_coverage=config.min_coverage,
+    geometry: Geometry | None,
+    endpoints: list[Endpoint],
+    metrics: Metrics,
+    decisions: DecisionBuffer,
+) -> DecodePool:
+    maker = PolicyMaker(config, geometry, [endpoint.name for endpoint in endpoints])
+    arms = {name: maker.make(name) for name in live_policies(config)}
+    shared: dict[str, Any] = {"min_coverage": config.min_coverage, "seed": config.seed}
+    experiment = None
+    if config.ab:
+        experiment = Experiment(config.ab, config.ab_design, config.ab_period, config.seed)
+    return DecodePool(
+        endpoints,
+        Fleet(next(iter(arms.values())), geometry=geometry, **shared),
+        metrics,
+        decisions,
+        worker_headers=config.worker_headers,
+        shadows=[Shadow(maker.make(name), geometry, **shared) for name in config.shadow],
+        experiment=experiment,
+        arms=arms,
+    )
+
+
+def _decision_log(config: RouterConfig) -> DecisionLog | None:
+    if not config.decision_log:
+        return None
+    return DecisionLog(
+        config.decision_log,
+        sample=config.decision_log_sample,
+        size=config.decision_log_size,
+        files=config.decision_log_files,
+        signatures=config.decision_log_signatures,
         seed=config.seed,
     )
 

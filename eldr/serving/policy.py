@@ -18,39 +18,61 @@ _BY_CENTROID = frozenset({"locality_band", "nearest", "nearest_two", "bounded_lo
 _BY_SIGNATURE = _BY_CENTROID | {"marginal_cost"}
 
 
-def needs_signatures(policy: str) -> bool:
-    """Whether a policy decides on signatures."""
-    return policy in _BY_SIGNATURE
+def live_policies(config: RouterConfig) -> tuple[str, ...]:
+    """The policies that decide: the arms of an experiment, or the one configured."""
+    return config.ab or (config.policy,)
 
 
-def build_policy(config: RouterConfig, geometry: Geometry | None, names: Sequence[str]) -> Policy:
-    """The configured policy.
+def signature_policy(config: RouterConfig) -> str | None:
+    """A configured policy that decides on signatures, None if there is none."""
+    named = (*live_policies(config), *config.shadow)
+    return next((name for name in named if name in _BY_SIGNATURE), None)
 
-    Args:
-        config: names the policy and its partition.
-        geometry: of the served model, None if no worker is patched.
-        names: of the decode workers, in the order given.
 
-    Raises:
-        StartError: no such policy, no partition where one is needed, or one that does not fit.
-    """
-    if config.policy not in SERVING_POLICIES:
-        raise StartError(
-            f"unknown policy {config.policy!r}; there are {', '.join(SERVING_POLICIES)}"
-        )
-    options: dict[str, Any] = {}
-    if config.policy in _BY_CENTROID:
-        if not config.partition:
+class PolicyMaker:
+    """Builds the configured policies; a partition is read once, whoever uses it."""
+
+    def __init__(
+        self, config: RouterConfig, geometry: Geometry | None, names: Sequence[str]
+    ) -> None:
+        """What the policies are built for.
+
+        Args:
+            config: names the policies and the partition.
+            geometry: of the served model, None if no worker is patched.
+            names: of the decode workers, in the order given.
+
+        Raises:
+            StartError: no such policy, a partition that nobody uses, none where one is needed, or
+                one that does not fit.
+        """
+        self._config = config
+        named = (*live_policies(config), *config.shadow)
+        for name in named:
+            if name not in SERVING_POLICIES:
+                raise StartError(
+                    f"unknown policy {name!r}; there are {', '.join(SERVING_POLICIES)}"
+                )
+        centroid = next((name for name in named if name in _BY_CENTROID), None)
+        if centroid is not None and not config.partition:
             raise StartError(
-                f"policy {config.policy} needs --partition FILE; fit one with `eldr record` and "
+                f"policy {centroid} needs --partition FILE; fit one with `eldr record` and "
                 "`eldr fit`"
             )
-        options["partition"] = read_partition(config.partition, geometry, names)
-        if config.policy == "locality_band":
-            options["tau"] = config.tau
-    elif config.partition:
-        raise StartError(f"policy {config.policy} uses no partition; leave --partition out")
-    return make_policy(config.policy, **options)
+        if config.partition and centroid is None:
+            raise StartError(f"policy {named[0]} uses no partition; leave --partition out")
+        self._partition = (
+            read_partition(config.partition, geometry, names) if config.partition else None
+        )
+
+    def make(self, name: str) -> Policy:
+        """A new policy of that name."""
+        options: dict[str, Any] = {}
+        if name in _BY_CENTROID:
+            options["partition"] = self._partition
+        if name == "locality_band":
+            options["tau"] = self._config.tau
+        return make_policy(name, **options)
 
 
 def read_partition(path: str, geometry: Geometry | None, names: Sequence[str]) -> Partition:

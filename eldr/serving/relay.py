@@ -17,14 +17,17 @@ class Truncated(Exception):
     """The worker's stream ended before its end mark."""
 
 
-async def relay_events(upstream: Connection, client: web.StreamResponse, first: bytes) -> None:
+async def relay_events(upstream: Connection, client: web.StreamResponse, first: bytes) -> int:
     """Copies server-sent events until the end mark, never leaving half an event behind.
+
+    Returns:
+        The number of events before the end mark.
 
     Raises:
         Truncated: the stream ended, cleanly or not, without `[DONE]`; all that was written are
             complete events.
     """
-    chunk, tail, last = first, b"", b""
+    chunk, tail, last, events = first, b"", b"", -1  # the end mark does not count
     while chunk:
         if tail:
             chunk, tail = tail + chunk, b""
@@ -34,6 +37,7 @@ async def relay_events(upstream: Connection, client: web.StreamResponse, first: 
         if chunk:
             await client.write(chunk)
             last = chunk
+            events += chunk.count(b"\n\n") or chunk.count(b"\r\n\r\n")
         try:
             chunk = await upstream.read()
         except UpstreamError as error:
@@ -42,6 +46,7 @@ async def relay_events(upstream: Connection, client: web.StreamResponse, first: 
         raise Truncated("the stream ended without its end mark")
     if tail:
         await client.write(tail)
+    return max(events, 0)
 
 
 def _last_event_end(chunk: bytes) -> int:

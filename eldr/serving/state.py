@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import orjson
 
 from eldr.geometry import Geometry
 from eldr.routing.policies.locality import LocalityBand
@@ -15,8 +17,9 @@ from eldr.serving.admission import Admission
 from eldr.serving.call import Call
 from eldr.serving.condition import Rules
 from eldr.serving.config import ConfigError, RouterConfig
+from eldr.serving.decision_log import DecisionLog
 from eldr.serving.decisions import DecisionBuffer
-from eldr.serving.decode_pool import DecodePool
+from eldr.serving.decode_pool import DecodePool, Ticket
 from eldr.serving.endpoints import Endpoint, Role, worker_url
 from eldr.serving.errors import StartError
 from eldr.serving.legs import Legs
@@ -50,6 +53,7 @@ class Router:
     admission: Admission
     metrics: Metrics
     decisions: DecisionBuffer
+    decision_log: DecisionLog | None = None
     stopping: bool = False
     draining: bool = False
     _joining: set[str] = field(default_factory=set)
@@ -58,10 +62,34 @@ class Router:
         """All workers of both pools, decode first."""
         return [*self.decode.endpoints, *self.prefill.endpoints]
 
-    def observe(self, call: Call, status: int) -> None:
-        """Takes note of a request that has ended."""
+    def observe(self, call: Call, outcome: str) -> None:
+        """Takes note of a request that has ended: metrics, experiment, decision log."""
         if call.ttft is not None:
             self.metrics.ttft.observe(call.ttft)
+        if call.tpot is not None:
+            self.metrics.tpot.observe(call.tpot)
+        ticket = call.ticket
+        if ticket is None:
+            return
+        experiment = self.decode.experiment
+        if experiment is not None and ticket.slot is not None and outcome == "ok":
+            waited = time.perf_counter() - call.started
+            started = asyncio.get_running_loop().time() - waited
+            experiment.observe(ticket.slot, started, call.ttft, call.tpot)
+        if self.decision_log is not None and self.decision_log.wanted():
+            self.decision_log.add(self._log_row(call, ticket, outcome, self.decision_log))
+
+    @staticmethod
+    def _log_row(call: Call, ticket: Ticket, outcome: str, log: DecisionLog) -> dict[str, Any]:
+        row = ticket.record.explain()
+        row["arm"] = None if ticket.slot is None else ticket.slot.arm.name
+        row["shadows"] = ticket.shadows
+        row["outcome"] = outcome
+        row["ttft_s"], row["tpot_s"] = call.ttft, call.tpot
+        row["seconds"] = time.perf_counter() - call.started
+        if log.signatures and ticket.signature is not None:
+            row["signature"] = orjson.Fragment(ticket.signature)
+        return row
 
     # Workers
 
