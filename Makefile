@@ -1,4 +1,5 @@
 # make demo   set up everything and run the main job on a real MoE model, no GPU needed
+# make gpu-check   build for, check and time the GPU of this machine (needs torch with CUDA)
 # make test   set up everything and run all tests that this machine can run
 PYTHON ?= python3.11
 VENV := .venv
@@ -7,7 +8,7 @@ ENGINE := requirements/engine-cpu.lock
 TOOLS := requirements/dev.lock
 NATIVE := setup.py pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test lint setup clean
+.PHONY: demo test lint setup clean gpu-check
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.patched
@@ -38,6 +39,11 @@ lint: $(VENV)/.eldr
 
 test: setup lint
 	$(BIN)/pytest
+
+# Runs where torch has CUDA, which the pinned environment above does not: name that Python.
+GPU_PYTHON ?= python3
+gpu-check:
+	$(GPU_PYTHON) -m profiling.gpu_check $(ARGS)
 
 clean:
 	rm -rf $(VENV) build demo-out
