@@ -164,11 +164,23 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("checkpoint", type=Path, help="folder to write")
     parser.add_argument("--init", type=Path, help="go on from this checkpoint")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    for group in (Training(), Shape()):
-        for name, value in asdict(group).items():
-            flag = "--" + name.replace("_", "-")
-            parser.add_argument(flag, type=type(value), default=value, help=f"default {value}")
+    for name, value in asdict(Training()).items():
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=type(value), default=value, help=f"default {value}")
+    for name, value in asdict(Shape()).items():
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=int, help=f"of a new model; default {value}")
     return parser.parse_args(argv)
+
+
+def _model(args: argparse.Namespace) -> Qwen3MoeForCausalLM:
+    """The checkpoint to go on from, or a new model of the given shape."""
+    asked = {f: getattr(args, f) for f in asdict(Shape()) if getattr(args, f) is not None}
+    if args.init is None:
+        return new_model(Shape(**asked), args.seed)
+    if asked:
+        raise ValueError(f"{', '.join(asked)}: the shape comes from --init, leave these out")
+    return load_model(args.init)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -177,10 +189,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     try:
         how = Training(**{f: getattr(args, f) for f in asdict(Training())})
-        shape = Shape(**{f: getattr(args, f) for f in asdict(Shape())})
         domains = read_domains(args.corpus)
         texts = {d: read_ids(args.corpus, d, "train") for d in domains}
-        model = load_model(args.init) if args.init else new_model(shape, how.seed)
+        model = _model(args)
         losses = train(model, texts, how)
         held_out = {
             d: held_out_loss(model, read_ids(args.corpus, d, "test"), how.length) for d in domains

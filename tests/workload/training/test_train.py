@@ -94,7 +94,10 @@ def test_two_steps_from_the_command_line_give_a_servable_folder(corpus_dir, tmp_
         )
 
     again = [*argv[:2], str(tmp_path / "more"), "--init", str(tmp_path / "ckpt"), "--steps=1"]
-    assert training.main([*again, "--threads=1", *small]) == 0
+    brief = ["--threads=1", "--batch=2", "--length=16"]
+    assert training.main([*again, *brief]) == 0
+    assert training.main([*again, *brief, "--hidden=64"]) == 2
+    assert "hidden: the shape comes from --init" in capsys.readouterr().err
     assert export.main([str(tmp_path / "ckpt"), str(tmp_path / "model")]) == 2  # exists
 
 
