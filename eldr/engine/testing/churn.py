@@ -24,6 +24,7 @@ from eldr.geometry import Geometry
 from eldr.signature import decode
 
 MAX_LEN = 384
+_LATENT_BLOCK = 16  # the only size that vLLM's latent attention has on a CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ def switch_off(llm: Any) -> None:
 def _start(case: Case, folder: Path) -> Any:
     extra: dict[str, Any] = {}
     latent = families.latent_attention(case.family)
+    block_size = _LATENT_BLOCK if latent else case.block_size
     store = {"host_store_blocks": 4096} if case.store else {}
     if case.connector:
         extra["kv_transfer_config"] = {
@@ -105,11 +107,13 @@ def _start(case: Case, folder: Path) -> Any:
         str(families.make(case.family, folder)),
         case.runner,
         skip_tokenizer_init=True,
-        block_size=case.block_size,
+        block_size=block_size,
         max_model_len=MAX_LEN,
         max_num_seqs=16,
         max_num_batched_tokens=max(case.chunk, MAX_LEN) if latent else case.chunk,
-        num_gpu_blocks_override=case.blocks * families.cache_groups(case.family),
+        num_gpu_blocks_override=case.blocks
+        * families.cache_groups(case.family)
+        * (case.block_size // block_size),
         additional_config={"eldr": {"role": "both", **store}},
         **extra,
     )

@@ -1,0 +1,99 @@
+"""What the engine hook costs a decode step: its host time as a share of the step, on a CPU.
+
+    python -m benchmarks.decode_overhead --json
+
+A real engine (the bundled model, model runner V1, one process) decodes with a fixed batch; every
+call of the hook is timed inside the steps it belongs to, so that both share the machine's noise.
+On a CPU the hook's device work is host time as well, so all of it is counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import sys
+import time
+from typing import Any
+
+from benchmarks.nvtx import cpu_model
+from eldr.engine.testing import inprocess
+from eldr.workload.tiny import MODEL_DIR
+
+_CALLS = {"scheduler": ("build_metadata", "receive"), "worker": ("after_forward", "take_pending")}
+
+
+class Stopwatch:
+    """Adds up the time of wrapped calls."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def wrap(self, owner: Any, name: str) -> None:
+        call = getattr(owner, name)
+
+        def timed(*args: Any) -> Any:
+            begin = time.perf_counter()
+            result = call(*args)
+            self.seconds += time.perf_counter() - begin
+            return result
+
+        setattr(owner, name, timed)
+
+
+def measure(batch: int, steps: int, role: str) -> dict[str, Any]:
+    """Median share of the hook in a decode step of `batch` requests, and both times."""
+    from vllm import SamplingParams
+
+    llm = inprocess.start(
+        str(MODEL_DIR), max_num_seqs=batch, additional_config={"eldr": {"role": role}}
+    )
+    watch = Stopwatch()
+    owners = {
+        "scheduler": inprocess.scheduler(llm).eldr,
+        "worker": inprocess.worker(llm).model_runner.eldr,
+    }
+    for owner, names in _CALLS.items():
+        for name in names:
+            watch.wrap(owners[owner], name)
+    params = SamplingParams(temperature=0, max_tokens=steps + 10, ignore_eos=True)
+    for index in range(batch):
+        prompt = {"prompt_token_ids": [7 + index, 11, 13, 17]}
+        llm.llm_engine.add_request(f"r{index}", prompt, params)
+    for _ in range(5):  # prompts, and the first decode steps
+        llm.llm_engine.step()
+    hook, total = [], []
+    for _ in range(steps):
+        watch.seconds, begin = 0.0, time.perf_counter()
+        llm.llm_engine.step()
+        total.append(time.perf_counter() - begin)
+        hook.append(watch.seconds)
+    return {
+        "role": role,
+        "batch": batch,
+        "steps": steps,
+        "hook_us": 1e6 * statistics.median(hook),
+        "step_us": 1e6 * statistics.median(total),
+        "share": statistics.median(h / t for h, t in zip(hook, total, strict=True)),
+        "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "load": os.getloadavg()[0]},
+        "date": datetime.date.today().isoformat(),
+        "command": "python -m benchmarks.decode_overhead " + " ".join(sys.argv[1:]),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--role", choices=("decode", "both"), default="decode")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args()
+    found = measure(args.batch, args.steps, args.role)
+    print(json.dumps(found) if args.json else "\n".join(f"{k}: {v}" for k, v in found.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
