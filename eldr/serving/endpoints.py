@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Literal
 
 from yarl import URL
@@ -94,7 +95,8 @@ def worker_url(text: str) -> URL:
     """Checks a worker's address.
 
     Raises:
-        ConfigError: not http(s)://host[:port][/prefix], or with credentials, query or fragment.
+        ConfigError: not http(s)://host[:port][/prefix], with credentials, query or fragment, or an
+            address at which no worker can be, such as a cloud's metadata service.
     """
     try:
         url = URL(text.strip().rstrip("/"))
@@ -107,4 +109,14 @@ def worker_url(text: str) -> URL:
         raise ConfigError(
             f"worker {url.host}: no user, password, query or fragment belongs in a worker URL"
         )
+    if not _plausible(url.host):
+        raise ConfigError(f"worker {text!r}: no worker can be at this address")
     return url
+
+
+def _plausible(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return True  # a name
+    return not (address.is_link_local or address.is_multicast or address.is_unspecified)

@@ -1,0 +1,262 @@
+"""The operator's surface, keys, limits and what strangers may not do."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from eldr.geometry import Geometry
+from eldr.serving.config import ConfigError, RouterConfig
+from eldr.serving.server import check_exposure
+from tests.serving.mocks.worker import MockWorker, Plan
+from tests.serving.partitions import save_partition
+from tests.serving.rig import rig, until
+
+
+async def test_workers_join_drain_and_leave_without_dropping_a_request() -> None:
+    spare = MockWorker("decode")
+    await spare.start()
+    async with rig(1, 1) as r:
+        gate = asyncio.Event()
+        r.decode[0].plan = Plan(gate=gate)
+        running = asyncio.create_task(r.complete())
+        await until(lambda: r.decode[0].active == 1)
+        wanted = {"role": "decode", "url": spare.url}
+        async with r.client.post(r.url + "/workers", json=wanted) as response:
+            assert response.status == 201
+        async with r.client.post(r.url + "/workers", json=wanted) as response:
+            assert response.status == 400  # it is there already
+        async with r.client.delete(
+            r.url + "/workers", params={"name": r.decode[0].url}
+        ) as response:
+            assert (await response.json())["leaving"] is True
+        assert (await r.complete())[0] == 200
+        assert spare.count == 1
+        gate.set()
+        assert (await running)[0] == 200
+        await until(lambda: [e.name for e in r.router.decode.endpoints] == [spare.url])
+        async with r.client.get(r.url + "/workers") as response:
+            assert [row["name"] for row in (await response.json())["decode"]] == [spare.url]
+    await spare.kill()
+
+
+async def test_drain_and_resume() -> None:
+    async with rig(1, 1) as r:
+        name = {"name": r.decode[0].url}
+        async with r.client.post(r.url + "/workers/drain", params=name) as response:
+            assert (await response.json())["draining"] is True
+        assert (await r.complete())[0] == 503
+        async with r.client.get(r.url + "/readiness") as response:
+            assert response.status == 503
+            assert (await response.json())["reasons"] == ["no decode worker"]
+        again = {**name, "draining": "false"}
+        async with r.client.post(r.url + "/workers/drain", params=again) as response:
+            assert response.status == 200
+        assert (await r.complete())[0] == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b'{"role": "decode"}',
+        b'{"role": "x", "url": "http://h:1"}',
+        b'{"role": "decode", "url": "file:///etc/passwd"}',
+        b'{"role": "decode", "url": "http://user:pw@h:1"}',
+        b'{"role": "decode", "url": "http://h:1", "more": 1}',
+        b'{"role": "decode", "url": "http://169.254.169.254:80"}',
+    ],
+)
+async def test_wrong_worker_is_refused(body: bytes) -> None:
+    async with rig(1, 1) as r:
+        async with r.client.post(r.url + "/workers", data=body) as response:
+            assert response.status == 400
+            assert "error" in await response.json()
+        assert len(r.router.endpoints()) == 2
+
+
+async def test_unknown_names_are_refused() -> None:
+    async with rig(1, 1) as r:
+        for method, path in (("DELETE", "/workers"), ("POST", "/workers/drain")):
+            async with r.client.request(method, r.url + path, params={"name": "x"}) as response:
+                assert response.status == 400
+        async with r.client.get(r.url + "/eldr/decisions?limit=x") as response:
+            assert response.status == 400
+
+
+async def test_partition_is_shown_and_replaced(tmp_path: Path) -> None:
+    geometry = Geometry(2, 16, 2)
+    prefill = MockWorker("prefill", geometry=geometry)
+    first = save_partition(geometry, [[0, 1], [8, 9]])
+    second = save_partition(geometry, [[8, 9], [0, 1]])
+    async with rig([prefill], 2, policy="locality_band", partition=first) as r:
+        await r.complete()
+        assert len(r.decode[0].seen) == 1
+        async with r.client.get(r.url + "/eldr/partition") as response:
+            before = (await response.json())["partition"]["digest"]
+        raw = Path(second).read_bytes()
+        async with r.client.post(r.url + "/eldr/partition", data=raw) as response:
+            assert response.status == 200
+            assert (await response.json())["partition"]["digest"] != before
+        await r.complete()
+        assert len(r.decode[1].seen) == 1
+        for wrong in (b"", b"junk", Path(save_partition(geometry, [[0]])).read_bytes()):
+            async with r.client.post(r.url + "/eldr/partition", data=wrong) as response:
+                assert response.status == 400
+        await r.complete()
+        assert len(r.decode[1].seen) == 2  # a refused partition changes nothing
+
+
+async def test_client_key_is_needed_and_goes_no_further() -> None:
+    async with rig(1, 1, api_key=("k1", "k2"), worker_key="w") as r:
+        for header in (None, "Bearer k3", "Bearer", "Basic k1", "k1"):
+            headers = {} if header is None else {"Authorization": header}
+            for call in (r.client.post(r.url + "/v1/completions", headers=headers, json={}),):
+                async with call as response:
+                    assert response.status == 401
+                    assert response.headers["WWW-Authenticate"] == "Bearer"
+        body = {"model": "m", "prompt": "x"}
+        for key in ("k1", "k2"):
+            headers = {"Authorization": f"Bearer {key}"}
+            async with r.client.post(r.url + "/v1/completions", headers=headers, json=body) as a:
+                assert a.status == 200
+        for worker in (*r.prefill, *r.decode):
+            assert {seen.headers["authorization"] for seen in worker.seen} == {"Bearer w"}
+
+
+async def test_admin_key_is_another_one() -> None:
+    async with rig(1, 1, api_key=("client",), admin_key="admin") as r:
+        for key, status in (("client", 401), ("admin", 200)):
+            headers = {"Authorization": f"Bearer {key}"}
+            async with r.client.get(r.url + "/workers", headers=headers) as response:
+                assert response.status == status
+        async with r.client.get(r.url + "/health") as response:
+            assert response.status == 200
+
+
+async def test_admin_port_takes_the_routes_off_the_main_one() -> None:
+    async with rig(1, 1, admin_port=_free(), prometheus_port=_free()) as r:
+        config = r.router.config
+        admin = f"http://127.0.0.1:{config.admin_port}"
+        metrics = f"http://127.0.0.1:{config.prometheus_port}"
+        for base, path, status in (
+            (r.url, "/workers", 404),
+            (r.url, "/metrics", 404),
+            (admin, "/workers", 200),
+            (admin, "/v1/models", 404),
+            (metrics, "/metrics", 200),
+            (metrics, "/workers", 404),
+        ):
+            async with r.client.get(base + path) as response:
+                assert response.status == status, (base, path)
+
+
+def test_admin_beyond_this_machine_needs_a_key() -> None:
+    given = {"prefill": ("http://p:1",), "decode": ("http://d:1",), "admin_port": 1}
+    with pytest.raises(ConfigError, match="admin key"):
+        check_exposure(RouterConfig(**given, admin_host="0.0.0.0"))
+    check_exposure(RouterConfig(**given, admin_host="0.0.0.0", admin_key="k"))
+    check_exposure(RouterConfig(**given))
+
+
+@pytest.mark.parametrize(
+    ("part", "status"),
+    [
+        ({"type": "image_url", "image_url": {"url": "http://10.0.0.1/x.png"}}, 400),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, 400),
+        ({"type": "image_url", "image_url": "https://x/y"}, 400),
+        ({"type": "video_url", "video_url": {"url": "ftp://x"}}, 400),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}, 200),
+        ({"type": "text", "text": "see image_url in the docs"}, 200),
+    ],
+)
+async def test_media_urls_are_refused_unless_enabled(part: object, status: int) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": [part]}]}
+    async with rig(1, 1) as r:
+        async with r.client.post(r.url + "/v1/chat/completions", json=body) as response:
+            assert response.status == status
+        assert len(r.prefill[0].seen) == (status == 200)
+    async with (
+        rig(1, 1, allow_media_urls=True) as r,
+        r.client.post(r.url + "/v1/chat/completions", json=body) as response,
+    ):
+        assert response.status == 200
+
+
+async def test_media_url_behind_an_escape_is_refused_as_well() -> None:
+    raw = (
+        b'{"messages":[{"role":"user","content":[{"type":"image_url",'
+        b'"image\\u005furl":{"url":"http://10.0.0.1/"}}]}]}'
+    )
+    async with (
+        rig(1, 1) as r,
+        r.client.post(r.url + "/v1/chat/completions", data=raw) as response,
+    ):
+        assert response.status == 400
+
+
+async def test_body_and_header_limits() -> None:
+    async with rig(1, 1, max_body=2000, max_header=1024) as r:
+        status, answer = await r.complete(prompt="x" * 3000)
+        assert (status, answer["error"]["type"]) == (413, "request_too_large")
+        headers = {"X-Request-Id": "y" * 5000}
+        async with r.client.get(r.url + "/health", headers=headers) as response:
+            assert response.status == 400
+        assert (await r.complete())[0] == 200
+
+
+async def test_queue_is_bounded_and_in_order() -> None:
+    async with rig(1, 1, max_concurrent=2, queue_size=2, queue_timeout=30.0) as r:
+        gate = asyncio.Event()
+        r.prefill[0].plan = Plan(gate=gate)
+        calls = [asyncio.create_task(r.complete(prompt=str(i))) for i in range(4)]
+        await until(lambda: r.router.admission.waiting == 2)
+        assert r.router.admission.running == 2
+        async with r.client.post(r.url + "/v1/completions", json={"prompt": "x"}) as response:
+            assert response.status == 429
+            assert int(response.headers["Retry-After"]) >= 1
+        calls[3].cancel()  # a client that leaves the queue gives its place up
+        await until(lambda: r.router.admission.waiting == 1)
+        gate.set()
+        assert {(await call)[0] for call in calls[:3]} == {200}
+        assert (r.router.admission.running, r.router.admission.waiting) == (0, 0)
+
+
+async def test_waiting_too_long_is_429() -> None:
+    async with rig(1, 1, max_concurrent=1, queue_timeout=0.05) as r:
+        gate = asyncio.Event()
+        r.prefill[0].plan = Plan(gate=gate)
+        first = asyncio.create_task(r.complete())
+        await until(lambda: r.prefill[0].active == 1)
+        status, answer = await r.complete()
+        assert (status, answer["error"]["type"]) == (429, "router_full")
+        gate.set()
+        assert (await first)[0] == 200
+
+
+async def test_body_that_never_arrives_is_408() -> None:
+    async with rig(1, 1, body_timeout=0.1) as r:
+        reader, writer = await asyncio.open_connection(*r.url.removeprefix("http://").split(":"))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        head = await reader.readuntil(b"\r\n")
+        assert b" 408 " in head
+        writer.close()
+
+
+def _free() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def test_worker_headers_are_off_by_default() -> None:
+    async with (
+        rig(1, 1) as r,
+        r.client.post(r.url + "/v1/completions", json={"prompt": "x"}) as response,
+    ):
+        assert not [name for name in response.headers if name.lower().startswith("x-eldr")]
