@@ -181,7 +181,7 @@ def _partial_sums(
     decide_kernel[(requests, dots.shape[1])](
         histograms, block_ids, offsets, vectors, vectors if squares is None else squares,
         block_ids if counts is None else counts, dots, norms, block_ids.numel(),
-        histograms.shape[0], histograms.stride(0), cells, workers, WORKERS=16,
+        histograms.shape[0], histograms.stride(0), cells, workers, WORKERS=8,
         NORM=squares is not None, COUNTS=counts is not None, **constants, **options,
     )  # fmt: skip
     return dots, norms

@@ -235,7 +235,7 @@ def score_triton(
         score_tile_kernel[grid](
             counts, vectors, given, dots, norms, requests, cells, workers, dots.shape[1],
             COLUMNS=COLUMNS, REQUESTS=TILE_REQUESTS, WORKERS=tile, STEP=32,
-            NORM=squares is not None, num_warps=4,
+            NORM=squares is not None, num_warps=4, num_stages=2,
         )  # fmt: skip
     finish_scores(dots, norms, prior, squares, tokens, shrinkage, scores)
 
