@@ -176,15 +176,18 @@ class Build(build_ext):
 
 
 class Package(build_py):
-    """Puts a copy of patches/ into a built package; an editable install reads the original."""
+    """Copies patches/ and the CUDA sources into a built package; an editable install reads them."""
 
     def run(self) -> None:
-        """Python files first, then the series beside the tool that applies it."""
+        """Python files first, then the series and what is compiled at run time beside their users."""
         super().run()
         if not self.editable_mode:
             shipped = Path(self.build_lib) / "eldr/engine/patching/shipped"
             shutil.rmtree(shipped, ignore_errors=True)  # a patch that is gone must not stay
             shutil.copytree(ROOT / "patches", shipped)
+            cuda = Path(self.build_lib) / "eldr/kernels/cuda_sources"
+            shutil.rmtree(cuda, ignore_errors=True)
+            shutil.copytree(ROOT / "csrc/cuda", cuda, ignore=shutil.ignore_patterns("*.cu", "*.h"))
 
 
 skip = os.environ.get("ELDR_SKIP_EXT", "") not in ("", "0")
