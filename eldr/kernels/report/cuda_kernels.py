@@ -56,8 +56,8 @@ def readable(symbol: str) -> str:
 
 
 def nvcc() -> str | None:
-    """The CUDA compiler on PATH."""
-    return shutil.which("nvcc")
+    """The CUDA compiler on PATH, where the launchers' sources are at hand too (a checkout)."""
+    return shutil.which("nvcc") if (nvrtc.folder() / "decide.cu").exists() else None
 
 
 def compiler() -> str:
