@@ -121,9 +121,7 @@ void Pool::finish(int64_t index, Worker& w) {
   t.slowest += static_cast<double>(k) * w.slowest;
   for (size_t l = 0; l < w.distinct.size(); ++l)
     t.distinct[l] += static_cast<double>(k) * w.distinct[l];
-  if (track_use_ && expected_)
-    for (size_t c = 0; c < t.use.size(); ++c)
-      t.use[c] += static_cast<double>(k) * -std::expm1(-kLogUnit * static_cast<double>(w.load[c]));
+  if (track_use_) record_use(w);
   w.now = w.end;
   w.run = 0;
   w.context += k * n;
@@ -189,11 +187,22 @@ void Pool::count(Worker& w) {
     slowest += trace_.rank_count > 1 ? largest : all;
   }
   w.slowest = static_cast<double>(slowest);
-  if (!track_use_) return;
-  for (size_t i = 0; i < width; ++i)
-    for (uint64_t left = read_[i]; left != 0; left &= left - 1)
-      w.totals.use[(i / words) * static_cast<size_t>(trace_.experts) + (i % words) * 64 +
-                   static_cast<size_t>(__builtin_ctzll(left))] += 1.0;
+  if (track_use_) w.read = read_;
+}
+
+void Pool::record_use(Worker& w) const {
+  std::vector<double>& use = w.totals.use;
+  const auto k = static_cast<double>(w.run);
+  if (expected_) {
+    for (size_t c = 0; c < use.size(); ++c)
+      use[c] += k * -std::expm1(-kLogUnit * static_cast<double>(w.load[c]));
+    return;
+  }
+  const auto words = static_cast<size_t>(trace_.words);
+  for (size_t i = 0; i < w.read.size(); ++i)
+    for (uint64_t left = w.read[i]; left != 0; left &= left - 1)
+      use[(i / words) * static_cast<size_t>(trace_.experts) + (i % words) * 64 +
+          static_cast<size_t>(__builtin_ctzll(left))] += k;
 }
 
 void Pool::expect(Worker& w) {

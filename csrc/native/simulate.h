@@ -62,6 +62,7 @@ struct Worker {
   std::vector<Request> waiting;   // a heap: earliest ready time first, then order of submission
   std::vector<int64_t> load;      // [L * E] summed logs, expected mode
   std::vector<double> distinct;   // [L] of the running step
+  std::vector<uint64_t> read;     // [L * words] experts of the running step, only when tracked
   double slowest = 0;             // sum over layers of the largest rank's distinct experts
   double cost = 0;                // seconds of the running step, without KV growth
   Totals totals;
@@ -92,6 +93,7 @@ class Pool {
   void finish(int64_t index, Worker& w);
   void admit(Worker& w);
   void count(Worker& w);
+  void record_use(Worker& w) const;
   void expect(Worker& w);
   double span(const Worker& w, int64_t steps) const;
   int64_t steps_until(const Worker& w, double when, int64_t most) const;

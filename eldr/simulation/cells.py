@@ -76,7 +76,8 @@ class Cell:
         batch: mean running requests per worker under load balancing.
         arrivals, prefill, events: see their types.
         max_batch, kv_tokens, expert_ranks, expected: see PoolConfig.
-        routers, shared, know_length, tick: see RunConfig.
+        routers, shared, know_length, telemetry, trust: see RunConfig. Without telemetry, policies
+            that price a step are told the true step cost; with it, they have to learn it.
         calibration: share of the trace's requests that are held out to calibrate.
         objective: what goodput asks for.
         shares: restrict the trace to these domains, in these proportions under the mix `same`.
@@ -100,6 +101,8 @@ class Cell:
     routers: int = 1
     shared: bool = False
     know_length: bool = False
+    telemetry: float = 0.0
+    trust: float = 0.0
     calibration: float = 0.5
     objective: report.Objective = field(default_factory=report.Objective)
     shares: tuple[tuple[str, float], ...] = ()
@@ -122,6 +125,7 @@ class Cell:
             expert_ranks=self.expert_ranks,
             seed=seed,
             expected=self.expected,
+            track_use=self.trust > 0,
         )
 
 
@@ -156,7 +160,8 @@ class Case:
         drawn = traffic.draw(self.trace, serving, cell.mix, made, seed)
         self.rate, self.load = _rate(cell, self.replay, drawn)
         self.traffic = replace(drawn, arrivals=made.at_rate(self.rate))
-        self._builder = Builder(Knowledge(self.trace, calibration, cell.cost), seed)
+        told = None if cell.telemetry else cell.cost
+        self._builder = Builder(Knowledge(self.trace, calibration, told), seed)
 
     def run(self, policy: str, progress: Callable[[int], None] | None = None) -> Outcome:
         """The outcome under a policy, written as in `policies.parse`."""
@@ -168,6 +173,8 @@ class Case:
             routers=cell.routers,
             shared=cell.shared,
             know_length=cell.know_length,
+            telemetry=cell.telemetry,
+            trust=cell.trust,
             seed=self.seed,
             events=cell.events,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -122,7 +122,7 @@ class ReferencePool:
         w = self._workers[worker]
         w.totals.running, w.totals.waiting = len(w.active), len(w.waiting)
         w.totals.reserved = sum(r.need for r in w.active)
-        return w.totals
+        return replace(w.totals, distinct=w.totals.distinct.copy(), use=w.totals.use.copy())
 
     def _begin(self, w: _Worker) -> None:
         while w.waiting and w.waiting[0][0] <= w.now and self._fits(w, w.waiting[0][2]):

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from eldr.geometry import Geometry
 from eldr.routing.fleet import Fleet
 from eldr.routing.policies.base import Policy
 from eldr.routing.request import RouteRequest
+from eldr.routing.step_fit import StepSample
 from eldr.routing.worker import Worker
 
 
@@ -21,6 +25,8 @@ class _Config(Protocol):
     def shared(self) -> bool: ...
     @property
     def seed(self) -> int: ...
+    @property
+    def trust(self) -> float: ...
 
 
 class Routers:
@@ -40,17 +46,18 @@ class Routers:
                 policy(names if config.shared else names[r :: config.routers]),
                 geometry=geometry,
                 seed=config.seed * config.routers + r,
+                trust=config.trust,
             )
             for r in range(config.routers)
         ]
-        self._index: dict[str, int] = {}
+        self.index: dict[str, int] = {}  # place in the pool of every worker that ever joined
         self._owner: dict[str, list[Fleet]] = {}
         self._placed: dict[int, Fleet] = {}
 
     @property
     def created(self) -> int:
         """Workers that ever joined."""
-        return len(self._index)
+        return len(self.index)
 
     @property
     def running(self) -> int:
@@ -62,7 +69,7 @@ class Routers:
         owners = self.fleets if self._shared else [self.fleets[index % len(self.fleets)]]
         for fleet in owners:
             fleet.join(worker)
-        self._index[worker.name] = index
+        self.index[worker.name] = index
         self._owner[worker.name] = owners
 
     def drain(self, name: str) -> None:
@@ -75,7 +82,13 @@ class Routers:
         for fleet in self._owner[name]:
             for request in fleet.leave(name):
                 del self._placed[int(request)]
-        return self._index[name]
+        self._owner[name] = []
+        return self.index[name]
+
+    def observe(self, name: str, sample: StepSample, use: npt.NDArray[np.float64] | None) -> None:
+        """Tells every router of a worker what the worker measured."""
+        for fleet in self._owner[name]:
+            fleet.observe(name, sample, use)
 
     def reserve(self, i: int, request: RouteRequest) -> tuple[int, str | None]:
         """Request `i` asks router i mod R; its worker, and why it was placed on load alone."""
@@ -83,7 +96,7 @@ class Routers:
         decision = fleet.reserve(request)
         self._placed[i] = fleet
         reason = None if decision.reason is None else str(decision.reason)
-        return self._index[decision.worker.name], reason
+        return self.index[decision.worker.name], reason
 
     def release(self, i: int) -> None:
         """Request `i` has ended."""

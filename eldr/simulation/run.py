@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from eldr.routing.fleet import Fleet, NoWorkerError
+from eldr.routing.fleet import NoWorkerError
 from eldr.routing.policies.base import Policy
 from eldr.routing.request import RouteRequest
 from eldr.routing.worker import Worker
 from eldr.signature import Signature
 from eldr.simulation.events import FleetEvent, Kind
-from eldr.simulation.pool import Pool, PoolConfig, Totals, make_pool
+from eldr.simulation.pool import PoolConfig, Totals, make_pool
 from eldr.simulation.prefill import PrefillConfig, first_tokens
 from eldr.simulation.replay import Replay
 from eldr.simulation.routers import Routers
+from eldr.simulation.telemetry import Telemetry
 from eldr.simulation.traffic import Traffic
 from eldr.workload.traces import ExpertTrace
 
@@ -47,7 +48,8 @@ class RunConfig:
         know_length: tell the policy how many tokens will be decoded.
         seed: of the policies' draws.
         events: workers that join, leave or fail during the run.
-        tick: seconds between calls of the observer, 0 = none.
+        telemetry: seconds between readings of the workers' counters by the routers, 0 = never.
+        trust: how far routers believe them against their own predictions, see `Fleet`.
     """
 
     workers: int
@@ -58,15 +60,16 @@ class RunConfig:
     know_length: bool = False
     seed: int = 0
     events: tuple[FleetEvent, ...] = ()
-    tick: float = 0.0
+    telemetry: float = 0.0
+    trust: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.routers <= self.workers:
             raise ValueError(
                 f"run: needs 1 <= routers <= workers, got {self.routers} and {self.workers}"
             )
-        if not (math.isfinite(self.tick) and self.tick >= 0):
-            raise ValueError(f"run: tick must be finite and >= 0, got {self.tick}")
+        if not (math.isfinite(self.telemetry) and self.telemetry >= 0):
+            raise ValueError(f"run: telemetry must be finite and >= 0, got {self.telemetry}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,9 +107,6 @@ class Outcome:
         return self.first_token - self.traffic.arrivals.times
 
 
-Observer = Callable[[float, Pool, Sequence[Fleet]], None]
-
-
 class Run:
     """One simulated run; `execute` may be called once."""
 
@@ -118,7 +118,6 @@ class Run:
         traffic: Traffic,
         config: RunConfig,
         policy: PolicyFactory,
-        observer: Observer | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self._config, self._traffic = config, traffic
@@ -133,8 +132,8 @@ class Run:
         self._worker = np.full(count, -1, np.int64)
         self._status = np.zeros(count, np.int8)
         self._fallbacks: dict[str, int] = {}
-        self._observer, self._progress = observer, progress
-        self._ticks = 0
+        self._telemetry, self._ticks = Telemetry(), 0
+        self._progress = progress
         self._transfer = config.prefill.transfer(traffic.arrivals.input_tokens).tolist()
 
     def execute(self) -> Outcome:
@@ -170,12 +169,12 @@ class Run:
         return outcome
 
     def _until(self, now: float) -> None:
-        tick = self._config.tick
-        if tick and self._observer is not None and math.isfinite(now):
+        tick = self._config.telemetry
+        if tick and math.isfinite(now):
             while (self._ticks + 1) * tick <= now:
                 self._ticks += 1
                 self._collect(self._ticks * tick)
-                self._observer(self._ticks * tick, self._pool, self._routers.fleets)
+                self._telemetry(self._pool, self._routers)
         self._collect(now)
 
     def _collect(self, now: float) -> None:

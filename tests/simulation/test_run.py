@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from eldr.routing.cost import StepCost
+from eldr.routing.fleet import Fleet
 from eldr.routing.policies import make_policy
 from eldr.simulation import run as run_module
 from eldr.simulation.events import FleetEvent, Kind, check_events, load_events
@@ -126,19 +127,30 @@ def test_several_routers(shared):
     assert split.all() != shared  # its own share of the workers, or any worker
 
 
-def test_an_observer_is_called_on_time():
+def test_routers_hear_from_their_workers(monkeypatch):
     seen = []
+
+    def observe(self, name, sample, use):
+        seen.append((name, sample))
+        assert use is not None
+        assert use.shape == (TRACE.geometry.cells,)
+
+    monkeypatch.setattr(Fleet, "observe", observe)
     arrivals = poisson(60.0, 50, 0).clip(2, 20)
     traffic = draw(TRACE, np.arange(len(TRACE)), "same", arrivals, 0)
-    config = RunConfig(2, PoolConfig(COST), tick=0.1)
-    Run(
-        TRACE, REPLAY, SIGNATURES, traffic, config, lambda _n: make_policy("random"),
-        observer=lambda now, pool, fleets: seen.append((now, pool.totals(0).steps, len(fleets))),
-    ).execute()  # fmt: skip
-    assert [round(t, 6) for t, _, _ in seen] == [
-        round(0.1 * (i + 1), 6) for i in range(int(arrivals.times[-1] / 0.1))
-    ]
-    assert [s for _, s, _ in seen] == sorted(s for _, s, _ in seen)
+    config = RunConfig(2, PoolConfig(COST, track_use=True), telemetry=0.1)
+    run = Run(TRACE, REPLAY, SIGNATURES, traffic, config, lambda _names: make_policy("random"))
+    outcome = run.execute()
+    for w in range(2):
+        steps = sum(sample.steps for name, sample in seen if name == f"w{w}")
+        assert 0 < steps <= outcome.totals[w].steps  # all but what came after the last reading
+
+
+def test_online_fits_find_the_step_cost():
+    told = execute("marginal_cost", requests=400, rate=80.0)
+    learned = execute("marginal_cost", requests=400, rate=80.0, telemetry=0.2, trust=0.3,
+                      pool=PoolConfig(COST, track_use=True))  # fmt: skip
+    assert np.nanmedian(learned.tpot) == pytest.approx(np.nanmedian(told.tpot), rel=0.1)
 
 
 def test_event_files(tmp_path):
@@ -169,8 +181,8 @@ def test_event_files(tmp_path):
 def test_bad_configurations():
     with pytest.raises(ValueError, match="routers"):
         RunConfig(2, PoolConfig(COST), routers=3)
-    with pytest.raises(ValueError, match="tick"):
-        RunConfig(2, PoolConfig(COST), tick=float("nan"))
+    with pytest.raises(ValueError, match="telemetry"):
+        RunConfig(2, PoolConfig(COST), telemetry=float("nan"))
     with pytest.raises(ValueError, match="cached"):
         PrefillConfig(cached=1.0)
     with pytest.raises(ValueError, match="token"):
