@@ -179,7 +179,7 @@ class Package(build_py):
     """Copies patches/ and the CUDA sources into a built package; an editable install reads them."""
 
     def run(self) -> None:
-        """Python files first, then the series and what is compiled at run time beside their users."""
+        """Python files first, then the series and the sources, each beside its user."""
         super().run()
         if not self.editable_mode:
             shipped = Path(self.build_lib) / "eldr/engine/patching/shipped"
