@@ -8,6 +8,8 @@ fleet.release("request-1")
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from eldr.routing.activation import ActivationModel, Shrinkage
 from eldr.routing.cost import StepCost
 from eldr.routing.decision import Choice, Context, Decision
@@ -17,7 +19,11 @@ from eldr.routing.partition import Partition, PartitionError, load_partition
 from eldr.routing.policies import POLICIES, Policy, make_policy
 from eldr.routing.recorded import Recorded, RecordedError, load_recorded
 from eldr.routing.request import Reason, RouteRequest
+from eldr.routing.step_fit import StepSample
 from eldr.routing.worker import Worker
+
+if TYPE_CHECKING:
+    from eldr.routing.device import DeviceRouter
 
 __all__ = [
     "POLICIES",
@@ -25,6 +31,7 @@ __all__ = [
     "Choice",
     "Context",
     "Decision",
+    "DeviceRouter",
     "FitError",
     "Fleet",
     "NoWorkerError",
@@ -37,9 +44,19 @@ __all__ = [
     "RouteRequest",
     "Shrinkage",
     "StepCost",
+    "StepSample",
     "Worker",
     "fit_partition",
     "load_partition",
     "load_recorded",
     "make_policy",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`DeviceRouter` needs torch, which the router process must not load."""
+    if name == "DeviceRouter":
+        from eldr.routing.device import DeviceRouter
+
+        return DeviceRouter
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -44,8 +44,8 @@ class Shrinkage:
 
 
 # The mean forgets: when this many tokens were seen, all weights halve.
-_WINDOW = 1 << 22
-_REFRESH = 32
+WINDOW = 1 << 22
+REFRESH = 32
 
 
 class ActivationModel:
@@ -86,7 +86,7 @@ class ActivationModel:
         self._tokens += signature.tokens * signature.coverage
         self._age += 1
         # Until the first refresh the mean is uniform; counts stay far below 2^32 in between.
-        if self._age >= _REFRESH:
+        if self._age >= REFRESH:
             self._refresh()
 
     def _refresh(self) -> None:
@@ -97,6 +97,6 @@ class ActivationModel:
         uniform = geometry.top_k / geometry.experts
         self._mean = ((self._counts + 256 * uniform) / (self._tokens + 256)).astype(np.float32)
         self._age = 0
-        if self._tokens > _WINDOW:
+        if self._tokens > WINDOW:
             self._counts *= 0.5
             self._tokens *= 0.5

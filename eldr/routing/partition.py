@@ -75,6 +75,13 @@ class Partition:
         data = self.centroids.tobytes() + self.weights.tobytes()
         return hashlib.sha256(text + data).hexdigest()[:16]
 
+    def quantised(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]]:
+        """Centroids as rows uint8 [W, L*E] times scale float64 [W]."""
+        flat = self.centroids.reshape(self.workers, -1)
+        peak = flat.max(axis=1, keepdims=True)
+        rows = np.rint(flat / np.where(peak > 0, peak, 1) * 255).astype(np.uint8)
+        return rows, (peak[:, 0] / 255).astype(np.float64)
+
     def bind(self, names: Sequence[str]) -> Partition:
         """The same centroids for these workers.
 

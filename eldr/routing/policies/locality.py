@@ -13,7 +13,6 @@ from eldr.routing.decision import Choice, Context, Scores, Slots
 from eldr.routing.partition import Partition
 from eldr.routing.policies.base import Policy, least_requests, relative_load
 from eldr.routing.request import Reason
-from eldr.routing.worker import WorkerTable
 from eldr.signature import Signature
 
 
@@ -24,20 +23,18 @@ class _Scorer:
         self.geometry = partition.geometry
         self._weights = partition.weights.reshape(-1).astype(np.float32)
         self._peak = float(self._weights.max())
-        centroids = partition.centroids.reshape(partition.workers, -1)
-        peak = centroids.max(axis=1, keepdims=True)
-        self._scale = (peak[:, 0] / fixed.SURVIVAL_ONE).astype(np.float64)
-        safe = np.where(peak > 0, peak, 1)
-        self._rows = np.rint(centroids / safe * fixed.SURVIVAL_ONE).astype(np.uint8)
+        self._rows, self._scale = partition.quantised()
         self._row_of = {name: row for row, name in enumerate(partition.names)}
-        self._slots: tuple[int, npt.NDArray[np.intp]] = (-1, np.zeros(0, np.intp))
+        none = np.zeros(0, np.intp)
+        self._known: tuple[Slots, Slots, npt.NDArray[np.intp]] = (none, none, none)
 
-    def rows(self, table: WorkerTable) -> npt.NDArray[np.intp]:
-        """Centroid row of every slot, -1 = none; cached until membership changes."""
-        if self._slots[0] != table.epoch:
-            rows = np.array([self._row_of.get(name, -1) for name in table.names], np.intp)
-            self._slots = (table.epoch, rows)
-        return self._slots[1]
+    def rows(self, context: Context) -> tuple[Slots, npt.NDArray[np.intp]]:
+        """Candidates that have a centroid, and its row; cached until the candidates change."""
+        if self._known[0] is not context.candidates:
+            names, slots = context.table.names, context.candidates
+            rows = np.array([self._row_of.get(names[slot], -1) for slot in slots], np.intp)
+            self._known = (slots, slots[rows >= 0], rows[rows >= 0])
+        return self._known[1:]
 
     def similarity(self, signature: Signature) -> Scores | None:
         """Float64 [centroids] in [0, 1], or None for a signature of no weight at all."""
@@ -86,12 +83,9 @@ class LocalityBand(Policy):
             return least_requests(context, context.reason)
         if signature.counts.shape != (scorer.geometry.layers, scorer.geometry.experts):
             return least_requests(context, Reason.GEOMETRY)
-        rows = scorer.rows(context.table)[context.candidates]
-        known = context.candidates
-        if (rows < 0).any():
-            known, rows = known[rows >= 0], rows[rows >= 0]
-            if len(known) == 0:
-                return least_requests(context, Reason.NO_CENTROID)
+        known, rows = scorer.rows(context)
+        if len(known) == 0:
+            return least_requests(context, Reason.NO_CENTROID)
         similarity = scorer.similarity(signature)
         if similarity is None:
             return least_requests(context, Reason.EMPTY)
