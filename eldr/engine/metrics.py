@@ -36,6 +36,11 @@ class _Collector:
         self._counters = counters
 
     def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily(
+            "eldr_failed",
+            "1 after a fault of ELDR's, which switched it off; the worker's log has it.",
+            value=self._counters["failed"],
+        )
         if (signatures := self._counters.get("signatures")) is not None:
             yield from _signatures(signatures)
         if (decode := self._counters.get("decode")) is not None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from eldr.engine import config, layout
+from eldr.engine.fault import contained, nothing
 from eldr.engine.hoststore import Move, StoreTotals
 from eldr.engine.restore import NULL_BLOCK, StorePlanner
 from eldr.engine.step import Gathered, PromptEnd, StepMetadata, StepResult
@@ -35,6 +36,7 @@ class SchedulerHook:
     """
 
     def __init__(self, settings: config.EngineConfig, blocks: layout.BlockLayout) -> None:
+        self.failed = False
         self._settings = settings
         self._layout = blocks
         self._uncovered = UncoveredBlocks(blocks.block_size)
@@ -56,6 +58,7 @@ class SchedulerHook:
             layout.find(kv_cache_config),
         )
 
+    @contained(nothing)
     def blocks_loaded(
         self,
         request: Any,
@@ -79,6 +82,7 @@ class SchedulerHook:
         if self._store is not None:
             self._store.loaded(request, table, local_tokens, end)
 
+    @contained(nothing)
     def build_metadata(
         self, output: Any, requests: Mapping[str, Any], cache: Any
     ) -> StepMetadata | None:
@@ -110,6 +114,7 @@ class SchedulerHook:
             store=self._store.totals if self._store is not None else StoreTotals(),
         )
 
+    @contained(nothing)
     def receive(self, output: Any, result: Any) -> None:
         """Takes the step's signatures, and marks blocks that rejected drafts spoilt."""
         self._spoil(output, result)
@@ -123,6 +128,7 @@ class SchedulerHook:
                 self._awaited.discard(request)
                 self._ready[request] = _payload(gathered, found.geometry)
 
+    @contained(lambda request, kv_transfer_params: kv_transfer_params)
     def finish(
         self, request: Any, kv_transfer_params: dict[str, Any] | None
     ) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ import torch
 from eldr.engine import capture, config, layout, vectors
 from eldr.engine.cache import GatheredOnDevice, SignatureCache
 from eldr.engine.decode import DecodeCounters
+from eldr.engine.fault import contained, nothing
 from eldr.engine.hoststore import HostRows, RowsOnDevice, StoreTotals
 from eldr.engine.step import StepMetadata, StepResult
 from eldr.geometry import Geometry
@@ -33,6 +34,7 @@ class WorkerHook:
         blocks: layout.BlockLayout,
         reports: bool,
     ) -> None:
+        self.failed = False
         self._settings = settings
         self._capture = capture
         self._layout = blocks
@@ -61,6 +63,7 @@ class WorkerHook:
         hook._announce(kv_cache_config)
         return hook
 
+    @contained(nothing)
     def after_forward(self, slot_mappings: Any, num_tokens: int, output: Any) -> None:
         """Accounts for the step that was just enqueued; enqueues device work, never waits.
 
@@ -150,6 +153,7 @@ class WorkerHook:
             "signatures": self._cache.tally if self._cache is not None else None,
             "decode": self._decode.totals() if self._decode is not None else None,
             "store": self._store_counters(),
+            "failed": int(self.failed),
         }
 
     def _store_counters(self) -> dict[str, int] | None:
@@ -186,6 +190,7 @@ class PendingStep:
         counted: DecodeCounters | None,
         started: float,
     ) -> None:
+        self.failed = False
         self._geometry = geometry
         self._gathered = gathered
         self._rows = rows
@@ -193,6 +198,7 @@ class PendingStep:
         self._started = started
         self._copied: torch.Event | None = None
 
+    @contained(nothing)
     def enqueue_copy(self) -> None:
         """Called on the stream of the output copy; on a device, marks its end."""
         if self._gathered is not None:
@@ -203,6 +209,7 @@ class PendingStep:
             self._copied = torch.Event(blocking=True)
             self._copied.record()
 
+    @contained(nothing)
     def result(self) -> StepResult | None:
         """Called once the copy was waited for, where the sampled tokens are read."""
         if self._copied is not None:

@@ -68,7 +68,7 @@ def test_a_server_without_an_engine_answers_503():
 def test_metrics_have_closed_labels_and_every_counter():
     signatures = {"full": 5, "partial": 2, "none": 1, "guarded_blocks": 3}
     decode = {"steps": 7, "tokens": 20, "kv_tokens": 900, "seconds": 1.5, "distinct": [30, 40]}
-    client = Client({"counters": [{"signatures": signatures, "decode": decode}]})
+    client = Client({"counters": [{"signatures": signatures, "decode": decode, "failed": 0}]})
     answer = get("/eldr/metrics", client)
     assert answer.headers["content-type"].startswith("text/plain")
     lines = {line for line in answer.text.splitlines() if not line.startswith("#")}
@@ -88,9 +88,11 @@ def test_metrics_have_closed_labels_and_every_counter():
 def test_metrics_of_a_prefill_worker_have_no_decode_counters():
     signatures = dict.fromkeys(("full", "partial", "none", "guarded_blocks"), 0)
     answer = get(
-        "/eldr/metrics", Client({"counters": [{"signatures": signatures, "decode": None}]})
+        "/eldr/metrics",
+        Client({"counters": [{"signatures": signatures, "decode": None, "failed": 1}]}),
     )
     assert "eldr_decode" not in answer.text
+    assert "eldr_failed 1.0" in answer.text.splitlines()
 
 
 def test_vectors_are_replaced_only_where_the_admin_route_is_on():
