@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 450.0
-STAGES = ("build", "checks", "times", "experts")
+STAGES = ("build", "checks", "times", "experts", "captures")
 
 
 def _seconds(text: str) -> float:
@@ -110,6 +110,7 @@ def run(results: Results, chosen: Sequence[str], budget: Budget) -> None:
         "checks": stages.check_backends,
         "times": stages.time_ops,
         "experts": stages.time_experts,
+        "captures": stages.audit_captures,
     }
     for name, step in steps.items():
         if name in chosen:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import torch
 
+from profiling import nsys
 from profiling.gpu_check import audit, experts, parity, speed
 from profiling.gpu_check.backends import OPS, REFERENCE, implementations
 from profiling.gpu_check.clock import Budget
 from profiling.gpu_check.device_timer import DeviceTimer, copy_bandwidth
+from profiling.gpu_check.parity import Verdict
 from profiling.gpu_check.results import Results
 from profiling.gpu_check.shapes import MODELS, Model
+from profiling.verdict import CANNOT_TELL, FAIL
 
-_CASE_SECONDS, _LAYER_SECONDS = 15, 30
+_CASE_SECONDS, _LAYER_SECONDS, _CAPTURE_SECONDS = 15, 30, 45
 _MEMORY_SHARE = 0.8
 
 
@@ -31,6 +37,31 @@ def check_backends(results: Results, budget: Budget) -> None:
         if budget.allows(f"audit of {name}", _CASE_SECONDS):
             results.verdicts += audit.check_synchronisation(name, mine, device)
             results.verdicts.append(audit.check_capture(name, mine, device))
+
+
+def audit_captures(results: Results, budget: Budget) -> None:
+    """The same ops recorded by Nsight Systems, where it is installed, and the capture audited."""
+    if not nsys.installed():
+        results.left_out.append("audit of a capture: nsys is not on PATH")
+        return
+    for name in implementations(OPS[0]):
+        if name == "torch" or not budget.allows(f"capture of {name}", _CAPTURE_SECONDS):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                checks = nsys.audited(
+                    "profiling.nsys_ops", [name], Path(folder), 4 * _CAPTURE_SECONDS
+                )
+            except nsys.NsysError as error:
+                results.left_out.append(f"audit of a capture of {name}: {error}")
+                continue
+        for check in checks:
+            why = "; ".join(check.reasons)
+            if check.verdict == CANNOT_TELL:
+                results.left_out.append(f"capture of {name}, {check.name}: cannot tell: {why}")
+            else:
+                wrong = why if check.verdict == FAIL else ""
+                results.verdicts.append(Verdict("pipeline", name, f"nsys {check.name}", wrong))
 
 
 def time_ops(results: Results, budget: Budget) -> None:
