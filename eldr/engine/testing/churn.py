@@ -24,6 +24,7 @@ from eldr.geometry import Geometry
 from eldr.signature import decode
 
 MAX_LEN = 384
+_WHOLE = 16 * MAX_LEN  # tokens per step, so that no prompt is cut
 _LATENT_BLOCK = 16  # the only size that vLLM's latent attention has on a CPU
 
 
@@ -37,8 +38,9 @@ class Case:
         requests: how many to send.
         seed: of the traffic.
         block_size: tokens per KV block.
-        chunk: tokens per step at most; prompts longer than this arrive in chunks. Where vLLM
-            does not chunk, the longest request instead.
+        chunk: tokens per step at most; prompts longer than this arrive in chunks. Not used
+            with latent attention, where vLLM does not chunk on a CPU, and with the connector,
+            whose files hold whole prompts only.
         blocks: KV blocks in the pool per cache group; little more than the longest request
             needs forces eviction and preemption.
         connector: whether evicted prefixes come back from files, through a KV connector.
@@ -58,6 +60,7 @@ class Case:
 
 def run(case: Case, folder: Path) -> dict[str, Any]:
     """The case's counts; see `summary` for their meaning."""
+    inprocess.prepare(case.runner)
     llm = _start(case, folder)
     hook = inprocess.worker(llm).model_runner.eldr
     log = SlotLog(llm, remembers=case.store)
@@ -110,7 +113,7 @@ def _start(case: Case, folder: Path) -> Any:
         block_size=block_size,
         max_model_len=MAX_LEN,
         max_num_seqs=16,
-        max_num_batched_tokens=max(case.chunk, MAX_LEN) if latent else case.chunk,
+        max_num_batched_tokens=_WHOLE if latent or case.connector else case.chunk,
         num_gpu_blocks_override=case.blocks
         * families.cache_groups(case.family)
         * (case.block_size // block_size),

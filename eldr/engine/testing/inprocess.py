@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 _ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -26,23 +27,17 @@ _DEFAULTS: dict[str, Any] = {
 RUNNERS = ("v1", "v2")
 
 
-def start(model: str, runner: str = "v1", **arguments: Any) -> Any:
-    """A `vllm.LLM` in this process.
-
-    Call at most once per process, and before vLLM is imported: the runner is chosen by
-    environment variables.
+def prepare(runner: str) -> None:
+    """Sets this process up for `start`; call before anything imports Triton or vLLM.
 
     Args:
-        model: directory of a checkpoint.
         runner: vLLM's model runner, `v1` or `v2`; without a GPU, v2 runs through Triton's
             interpreter.
-        **arguments: of `vllm.LLM`, over the defaults for a tiny model.
     """
     if runner not in RUNNERS:
         raise ValueError(f"runner must be one of {', '.join(RUNNERS)}, got {runner!r}")
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if runner == "v2" else "0"
     import torch
 
@@ -50,6 +45,17 @@ def start(model: str, runner: str = "v1", **arguments: Any) -> Any:
         from eldr.engine.testing import interpreter
 
         interpreter.install()
+
+
+def start(model: str, runner: str = "v1", **arguments: Any) -> Any:
+    """A `vllm.LLM` in this process; at most one per process.
+
+    Args:
+        model: directory of a checkpoint.
+        runner: as for `prepare`, which this calls.
+        **arguments: of `vllm.LLM`, over the defaults for a tiny model.
+    """
+    prepare(runner)
     from vllm import LLM
 
     return LLM(model=model, **{**_DEFAULTS, **arguments})

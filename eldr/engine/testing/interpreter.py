@@ -8,12 +8,19 @@ active driver that describes a CPU is all that is missing. Slow, and for tests o
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 
 def install() -> None:
-    """Call before vLLM is imported; sets TRITON_INTERPRET=1 for this process."""
+    """Call before Triton is imported; sets TRITON_INTERPRET=1 for this process.
+
+    Raises:
+        RuntimeError: Triton was imported without it; its own library is then compiled code.
+    """
+    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
+        raise RuntimeError("Triton was imported before its interpreter was chosen")
     os.environ["TRITON_INTERPRET"] = "1"
     from triton.backends import Backend, backends
     from triton.runtime import driver
