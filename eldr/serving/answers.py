@@ -70,6 +70,8 @@ def parse_prefill(raw: bytes) -> Prefilled:
         PushConnector: the KV handle is one of a push connector.
     """
     try:
+        if not raw.isascii():
+            raw.decode()  # the handle is passed on unread
         answer = _decode_answer(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedAnswer(f"the prefill worker's answer is malformed: {error}") from error

@@ -78,6 +78,8 @@ def parse(raw: bytes, *, chat: bool) -> Body:
         ClientError: 400, if it is not a JSON object or lacks what the endpoint needs.
     """
     try:
+        if not raw.isascii():
+            raw.decode()  # values are passed on unread, so nobody else here would see bad UTF-8
         fields = _decode_fields(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _bad(f"the body must be a JSON object: {error}") from error

@@ -53,6 +53,7 @@ async def wait_for(
     Raises:
         StartError: a worker did not within `limit` seconds; names URL, time and last error.
     """
+    log.debug("waiting for %d workers", len(endpoints))
     await asyncio.gather(*(_wait(session, endpoint, limit) for endpoint in endpoints))
 
 

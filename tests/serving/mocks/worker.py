@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -84,11 +85,17 @@ class MockWorker:
     """
 
     def __init__(
-        self, role: str, *, geometry: Geometry | None = None, info: dict[str, Any] | None = None
+        self,
+        role: str,
+        *,
+        geometry: Geometry | None = None,
+        info: dict[str, Any] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.role = role
         self.geometry = geometry
         self.info = info
+        self._tls = tls
         self.plan = Plan()
         self.plans: deque[Plan] = deque()
         self.seen: list[Seen] = []
@@ -109,7 +116,7 @@ class MockWorker:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     @property
     def engine_id(self) -> str:
@@ -119,7 +126,7 @@ class MockWorker:
         """Listens, on the same port as before if there was one."""
         self.starts += 1
         self._server = await asyncio.start_server(
-            self._accept, "127.0.0.1", self.port, backlog=2048, limit=2**26
+            self._accept, "127.0.0.1", self.port, backlog=2048, limit=2**26, ssl=self._tls
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
