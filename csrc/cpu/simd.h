@@ -7,7 +7,7 @@
 
 #define ELDR_INLINE inline __attribute__((always_inline))
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(ELDR_PORTABLE_ONLY)
 #define ELDR_HAS_AVX2_BUILD 1
 #define ELDR_TARGET_AVX2 __attribute__((target("avx2,fma,bmi,bmi2")))
 #else

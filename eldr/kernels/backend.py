@@ -128,30 +128,28 @@ def on_cuda(op: str, reference: Implementation) -> Implementation:
         return reference
     if name == "triton":
         return triton_launcher(op)
-    return _compiled(name, op)
+    return _compiled(name, op, reference)
 
 
-def _cuda_launcher(op: str) -> Implementation:
-    if op == "decide":
-        from eldr.kernels.decide import decide_cuda
-
-        return decide_cuda
-    import torch
-
-    launch: Implementation = torch.ops.eldr_cuda.accumulate_hits
+def _launcher(name: str, op: str) -> Implementation:
+    """CUDA C++, built or compiled by CuPy; answers UNSUPPORTED for shapes it has no kernel for."""
+    launch: Implementation
+    if name == "cupy":
+        launch = getattr(importlib.import_module("eldr.kernels.nvrtc"), op)
+    elif op == "decide":
+        launch = importlib.import_module("eldr.kernels.decide").decide_cuda
+    else:
+        launch = importlib.import_module("torch").ops.eldr_cuda.accumulate_hits
     return launch
 
 
-def _compiled(name: str, op: str) -> Implementation:
-    """CUDA C++ (built or by CuPy); shapes it has no kernel for go to Triton."""
-    launch: Implementation
-    if name == "cuda":
-        launch = _cuda_launcher(op)
-    else:
-        launch = getattr(importlib.import_module("eldr.kernels.nvrtc"), op)
+def _compiled(name: str, op: str, reference: Implementation) -> Implementation:
+    """Serves with CUDA C++, and shapes it has no kernel for with Triton or else torch."""
+    launch = _launcher(name, op)
 
     def serve(*args: object) -> None:
         if launch(*args) == UNSUPPORTED:
-            triton_launcher(op)(*args)
+            rest = triton_launcher(op) if have("triton") else reference
+            rest(*args)
 
     return serve
