@@ -12,27 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from eldr.routing.cost import StepCost
+from eldr.routing.step_fit import StepSample
 
 _KEYS = ("base", "expert", "kv", "request")
-
-
-@dataclass(frozen=True, slots=True)
-class StepSample:
-    """Means over some steps of one decode worker.
-
-    Attributes:
-        seconds: of a step.
-        cells: distinct experts, summed over layers.
-        kv_tokens: KV tokens read.
-        requests: batch size.
-        steps: how many steps the means stand for.
-    """
-
-    seconds: float
-    cells: float
-    kv_tokens: float
-    requests: float
-    steps: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +26,24 @@ class Fit:
 
 
 def fit(samples: Sequence[StepSample]) -> Fit:
-    """Least squares with coefficients >= 0, weighted by steps.
+    """Least squares on the samples' mean steps, coefficients >= 0, weighted by steps.
+
+    A column that does not vary cannot be told from the base and gets 0.
 
     Raises:
-        ValueError: fewer samples than coefficients that vary, or non-finite values.
+        ValueError: fewer usable samples than coefficients that vary.
     """
-    rows = np.array([[1.0, s.cells, s.kv_tokens, s.requests] for s in samples], np.float64)
-    times = np.array([s.seconds for s in samples], np.float64)
-    weight = np.sqrt(np.array([s.steps for s in samples], np.float64))
-    if len(samples) < 2 or not (np.isfinite(rows).all() and np.isfinite(times).all()):
-        raise ValueError(f"calibration: needs two finite samples or more, got {len(samples)}")
-    # A column that does not vary cannot be told from the base.
+    used = [s for s in samples if s.usable]
+    if len(used) < 2:
+        raise ValueError(f"calibration: needs two usable samples or more, got {len(used)}")
+    rows = np.array([[s.steps, s.distinct, s.kv_tokens, s.requests] for s in used], np.float64)
+    weight = np.sqrt(rows[:, 0])
+    times = np.array([s.seconds for s in used]) / rows[:, 0]
+    rows /= rows[:, :1]
     varies = np.ptp(rows, axis=0) > 1e-9 * np.abs(rows).max(axis=0)
     varies[0] = True
-    if len(samples) < varies.sum():
-        raise ValueError(f"calibration: {len(samples)} samples for {varies.sum()} coefficients")
+    if len(used) < varies.sum():
+        raise ValueError(f"calibration: {len(used)} samples for {varies.sum()} coefficients")
     scale = np.maximum(np.abs(rows).max(axis=0), 1e-30)
     solution = np.zeros(4)
     solution[varies] = _nonnegative((rows / scale)[:, varies] * weight[:, None], times * weight)
@@ -86,23 +71,47 @@ def from_counters(before: Mapping[str, Any], after: Mapping[str, Any]) -> StepSa
     steps = after["steps"] - before["steps"]
     if steps < 1:
         raise ValueError(f"calibration: {steps} steps between the snapshots; did it restart?")
-    distinct = sum(after["distinct"]) - sum(before["distinct"])
-    kv = after.get("kv_tokens", 0) - before.get("kv_tokens", 0)
     return StepSample(
-        seconds=(after["seconds"] - before["seconds"]) / steps,
-        cells=distinct / steps,
-        kv_tokens=kv / steps,
-        requests=(after["tokens"] - before["tokens"]) / steps,
-        steps=float(steps),
+        steps=steps,
+        seconds=after["seconds"] - before["seconds"],
+        requests=float(after["tokens"] - before["tokens"]),
+        distinct=float(sum(after["distinct"]) - sum(before["distinct"])),
+        kv_tokens=float(after.get("kv_tokens", 0) - before.get("kv_tokens", 0)),
     )
 
 
+def load_snapshots(path: str | Path) -> list[StepSample]:
+    """Samples between successive lines of a file of `/eldr/decode` answers of one worker.
+
+    Raises:
+        ValueError: malformed line, or lines that do not follow each other; names file and line.
+    """
+    snapshots: list[Mapping[str, Any]] = []
+    samples = []
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                snapshots.append(json.loads(line))
+                if len(snapshots) > 1:
+                    samples.append(from_counters(*snapshots[-2:]))
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(f"{path}, line {number}: {error!r}") from error
+    return samples
+
+
 def load_cost(path: str | Path) -> StepCost:
-    """Reads {"base": s, "expert": s, "kv": s, "request": s}; kv and request may be absent.
+    """The step cost of a file, D in cells of the measured model.
+
+    `.jsonl`: `/eldr/decode` answers of one worker over time, to which a cost is fitted; otherwise a
+    JSON object {"base": s, "expert": s, "kv": s, "request": s}, of which kv and request may lack.
 
     Raises:
         ValueError: malformed file; the message names it.
     """
+    if Path(path).suffix == ".jsonl":
+        return fit(load_snapshots(path)).cost
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         if not isinstance(content, dict) or not {"base", "expert"} <= set(content) <= set(_KEYS):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from eldr.simulation.traffic import Mix
 from eldr.simulation.variants import signatures
 from eldr.workload import arrivals as arrival
 from eldr.workload.arrivals import Arrivals
+from eldr.workload.tiny import TRACE_PATH
 from eldr.workload.traces import ExpertTrace, load
 
 
@@ -115,6 +117,11 @@ class Cell:
             raise ValueError(
                 f"cell: needs a worker and 10 requests, got {self.workers} and {self.requests}"
             )
+
+    @property
+    def trace_name(self) -> str:
+        """How tables call the trace."""
+        return "bundled" if self.trace == str(TRACE_PATH) else Path(self.trace).stem
 
     def pool(self, seed: int) -> PoolConfig:
         """The workers' configuration."""

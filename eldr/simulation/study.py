@@ -47,7 +47,7 @@ class Result:
     @property
     def name(self) -> str:
         """trace/mix/workers, the key of this cell in tables."""
-        return f"{Path(self.cell.trace).stem}/{self.cell.mix}/{self.cell.workers}"
+        return f"{self.cell.trace_name}/{self.cell.mix}/{self.cell.workers}"
 
     @property
     def saturated(self) -> bool:
@@ -57,7 +57,7 @@ class Result:
     def rows(self) -> list[dict[str, Any]]:
         """One JSON object per policy."""
         head = {
-            "trace": Path(self.cell.trace).stem,
+            "trace": self.cell.trace_name,
             "mix": str(self.cell.mix),
             "workers": self.cell.workers,
             "arrivals": self.cell.arrivals.name or Path(self.cell.arrivals.path).stem or "poisson",
