@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 DOMAIN = "eldr"
 
@@ -46,6 +46,13 @@ CATEGORIES = {
 _CANARY_PERIOD = 128
 
 
+class Push(Protocol):
+    """Opens a range of the calling thread."""
+
+    def __call__(self, name: str, payload: int = 0, /) -> None:
+        """`name` is one of this module's constants."""
+
+
 class TracingError(RuntimeError):
     """ELDR_NVTX asks for something that this installation does not have."""
 
@@ -54,7 +61,7 @@ def _ignore(*_: Any) -> None:
     """Stands in for push and pop while tracing is off."""
 
 
-def _with_domain() -> tuple[bool, Callable[[str, int], None], Callable[[], None]]:
+def _with_domain() -> tuple[bool, Push, Callable[[], Any]]:
     try:
         import nvtx
     except ImportError as error:
@@ -77,7 +84,7 @@ def _with_domain() -> tuple[bool, Callable[[str, int], None], Callable[[], None]
     return True, push, domain.pop_range
 
 
-def _with_torch() -> tuple[bool, Callable[[str, int], None], Callable[[], None]]:
+def _with_torch() -> tuple[bool, Push, Callable[[], Any]]:
     import torch.cuda
 
     range_push: Callable[[str], Any] = torch.cuda.nvtx.range_push
@@ -92,7 +99,7 @@ def _with_torch() -> tuple[bool, Callable[[str, int], None], Callable[[], None]]
     return True, push, range_pop
 
 
-def _choose(wish: str) -> tuple[bool, Callable[[str, int], None], Callable[[], None]]:
+def _choose(wish: str) -> tuple[bool, Push, Callable[[], Any]]:
     if wish in ("", "0"):
         return False, _ignore, _ignore
     if wish == "1":

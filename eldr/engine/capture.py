@@ -17,6 +17,7 @@ from vllm.model_executor.layers.fused_moe.routed_experts_capturer import (
 )
 from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 
+from eldr import tracing
 from eldr.engine.config import EngineConfigError
 from eldr.geometry import Geometry
 
@@ -47,7 +48,11 @@ class ExpertCapture(RoutedExpertsCapturer):  # type: ignore[misc]  # vLLM is not
 
     def capture(self, layer_id: int, topk_ids: torch.Tensor) -> None:
         """Stores one layer's ids [tokens, K]; called by the layer's router."""
+        if tracing.ON:
+            tracing.push(tracing.CAPTURE, layer_id)
         super().capture(self._place[layer_id], topk_ids)
+        if tracing.ON:
+            tracing.pop()
 
 
 def _rows(vllm_config: Any) -> int:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from eldr import tracing
 from eldr.engine import config, layout
 from eldr.engine.fault import contained, nothing
 from eldr.engine.hoststore import Move, StoreTotals
@@ -123,10 +124,14 @@ class SchedulerHook:
         found: StepResult | None = result.eldr_output
         if found is None:
             return
+        if tracing.ON:
+            tracing.push(tracing.MERGE, len(found.signatures))
         for request, gathered in found.signatures.items():
             if request in self._awaited:
                 self._awaited.discard(request)
                 self._ready[request] = _payload(gathered, found.geometry)
+        if tracing.ON:
+            tracing.pop()
 
     @contained(lambda request, kv_transfer_params: kv_transfer_params)
     def finish(

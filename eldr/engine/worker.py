@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from eldr import tracing
 from eldr.engine import capture, config, layout, vectors
 from eldr.engine.cache import GatheredOnDevice, SignatureCache
 from eldr.engine.decode import DecodeCounters
@@ -81,17 +82,31 @@ class WorkerHook:
         self._store = step.store
         if self._rows is not None and step.restores:
             self._rows.restore(step.restores)
+        counted = self._decode if step.decode else None
+        if tracing.ON:
+            tracing.push(tracing.ACCUMULATE, num_tokens)
         if self._cache is not None:
             self._cache.accumulate(topk_ids, slot_mappings[self._layout.group][:num_tokens])
-            gathered = self._cache.gather(step.ends) if step.ends else None
-        rows = self._rows.save(step.saves) if self._rows is not None and step.saves else None
-        counted = self._decode if step.decode else None
         if counted is not None:
             counted.count(topk_ids, step)
+        if tracing.ON:
+            tracing.pop()
+            tracing.canary(self._capture.device_buffer)
+        if self._cache is not None and step.ends:
+            gathered = self._gather(self._cache, step)
+        rows = self._rows.save(step.saves) if self._rows is not None and step.saves else None
         if gathered is not None or counted is not None or rows is not None:
             self._pending = PendingStep(
                 self._capture.geometry, gathered, rows, counted, step.started
             )
+
+    def _gather(self, cache: SignatureCache, step: StepMetadata) -> GatheredOnDevice:
+        if tracing.ON:
+            tracing.push(tracing.DECIDE, len(step.ends))
+        gathered = cache.gather(step.ends)
+        if tracing.ON:
+            tracing.pop()
+        return gathered
 
     def take_pending(self) -> PendingStep | None:
         """What the step's output copy must carry; None if nothing."""
@@ -201,10 +216,14 @@ class PendingStep:
     @contained(nothing)
     def enqueue_copy(self) -> None:
         """Called on the stream of the output copy; on a device, marks its end."""
+        if tracing.ON:
+            tracing.push(tracing.COPY)
         if self._gathered is not None:
             self._gathered.enqueue_copy()
         if self._rows is not None:
             self._rows.enqueue_copy()
+        if tracing.ON:
+            tracing.pop()
         if torch.accelerator.is_available():
             self._copied = torch.Event(blocking=True)
             self._copied.record()
@@ -212,7 +231,16 @@ class PendingStep:
     @contained(nothing)
     def result(self) -> StepResult | None:
         """Called once the copy was waited for, where the sampled tokens are read."""
-        if self._copied is not None:
+        if tracing.ON:
+            tracing.push(tracing.MERGE)
+        result = self._result()
+        if tracing.ON:
+            tracing.pop()
+        return result
+
+    def _result(self) -> StepResult | None:
+        # With asynchronous scheduling the engine has waited for a later event of the same stream.
+        if self._copied is not None and not self._copied.query():
             self._copied.synchronize()
         if self._rows is not None:
             self._rows.finish()

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import orjson
 
+from eldr import tracing
 from eldr.routing.decision import Decision
 from eldr.routing.fleet import Fleet, NoWorkerError
 from eldr.routing.policies.base import Policy
@@ -125,7 +126,11 @@ class DecodePool(Pool):
         start = time.perf_counter()
         slot = self._assign()
         request = self._request(call, prefilled)
+        if tracing.ON:
+            tracing.push(tracing.ROUTE, len(self._members))
         decision = self._decide(request, failed, band)
+        if tracing.ON:
+            tracing.pop()
         if decision is None:
             return None
         elapsed = time.perf_counter() - start
