@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from profiling.gpu_check.backends import Implementation
+from profiling.gpu_check.clock import Call
+from profiling.gpu_check.device_timer import captured
 from profiling.gpu_check.inputs import (
     Question,
     Step,
@@ -46,7 +48,12 @@ def check_synchronisation(
         yield Verdict(op, name, "no synchronisation", wrong)
 
 
-def check_capture(name: str, ops: dict[str, Implementation], device: torch.device) -> Verdict:
+def check_capture(
+    name: str,
+    ops: dict[str, Implementation],
+    device: torch.device,
+    capture: Callable[[Call], Call] = captured,
+) -> Verdict:
     """The pipeline of a step, accumulate then decide with assignment, captured and replayed.
 
     Replays change the loads, as the eager calls beside them do; both must end alike.
@@ -67,15 +74,12 @@ def check_capture(name: str, ops: dict[str, Implementation], device: torch.devic
 
     pipeline(copied(step), copied(question))  # compiles what must be compiled
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph):
-            pipeline(step, question)
+        replay = capture(lambda: pipeline(step, question))
     except RuntimeError as error:
-        torch.cuda.synchronize()
         return Verdict("pipeline", name, case, str(error).splitlines()[0])
     for _ in range(REPLAYS):
-        graph.replay()
+        replay()
         pipeline(eager_step, eager_question)
     torch.cuda.synchronize()
     different = [

@@ -11,6 +11,21 @@ from profiling.gpu_check.clock import Call, Prepared
 _EAGER_CALLS = 3  # they are slow, and there are many rounds
 
 
+def captured(run: Call) -> Call:
+    """Captures `run`, which has run before, and returns the graph's replay.
+
+    Raises:
+        RuntimeError: `run` does what a capture forbids: it synchronises or reads back.
+    """
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            run()
+    finally:
+        torch.cuda.synchronize()
+    return graph.replay
+
+
 class DeviceTimer:
     """Calls that can be captured run as one graph, so that launch cost on the host is left out.
 
@@ -20,24 +35,24 @@ class DeviceTimer:
 
     def prepare(self, calls: Sequence[Call]) -> Prepared:
         """Warms up on a side stream, as a capture asks for, then captures."""
+
+        def run() -> None:
+            for call in calls:
+                call()
+
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for call in calls:
-                call()
+            run()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
-                for call in calls:
-                    call()
-        except RuntimeError:  # the call synchronises or reads back: only eager is left
-            torch.cuda.synchronize()
+            replay = captured(run)
+        except RuntimeError:
             few = calls[:_EAGER_CALLS]
             return Prepared(lambda: self._timed(few) / len(few), "eager")
-        graph.replay()
-        return Prepared(lambda: self._timed([graph.replay]) / len(calls), "graph")
+        replay()
+        return Prepared(lambda: self._timed([replay]) / len(calls), "graph")
 
     def _timed(self, calls: Sequence[Call]) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

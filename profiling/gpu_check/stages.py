@@ -19,11 +19,12 @@ from profiling.verdict import CANNOT_TELL, FAIL
 
 _CASE_SECONDS, _LAYER_SECONDS, _CAPTURE_SECONDS = 15, 30, 45
 _MEMORY_SHARE = 0.8
+DEVICE = torch.device("cuda")
 
 
 def check_backends(results: Results, budget: Budget) -> None:
     """Parity of every backend, the synchronisation check, and the captured pipeline."""
-    device = torch.device("cuda")
+    device = DEVICE
     ops = {op: implementations(op) for op in OPS}
     checks = {"accumulate_hits": parity.check_accumulate, "decide": parity.check_decide}
     for op, found in ops.items():
@@ -70,7 +71,7 @@ def time_ops(results: Results, budget: Budget) -> None:
     ops = {op: implementations(op) for op in OPS}
     for name, case in speed.cases(MODELS):
         if budget.allows(f"timing of {name}", _CASE_SECONDS):
-            results.timings.append(case(DeviceTimer(), ops, torch.device("cuda")))
+            results.timings.append(case(DeviceTimer(), ops, DEVICE))
             torch.cuda.empty_cache()
 
 
@@ -83,8 +84,7 @@ def time_experts(results: Results, budget: Budget) -> None:
         if reason := _does_not_fit(model):
             results.left_out.append(reason)
         elif budget.allows(f"expert cost of {model.name}", _LAYER_SECONDS):
-            device = torch.device("cuda")
-            results.experts.append(experts.measure(DeviceTimer(), model, layer, name, device))
+            results.experts.append(experts.measure(DeviceTimer(), model, layer, name, DEVICE))
             torch.cuda.empty_cache()
 
 

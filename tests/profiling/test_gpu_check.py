@@ -14,7 +14,7 @@ import torch
 
 from eldr.kernels import accumulate_hits_ref, decide_ref
 from profiling.gpu_check import __main__ as command
-from profiling.gpu_check import building, experts, inputs, parity, speed
+from profiling.gpu_check import audit, building, experts, inputs, parity, speed, stages
 from profiling.gpu_check.clock import Budget, HostTimer, Prepared, Sample, interleave
 from profiling.gpu_check.experts import ExpertCost
 from profiling.gpu_check.parity import Verdict
@@ -294,3 +294,95 @@ def test_an_error_in_a_stage_does_not_lose_what_was_measured(
     with pytest.raises(RuntimeError, match="fell off"):
         command.main(["--only", "times", "--output", str(tmp_path)])
     assert json.loads((tmp_path / "d.json").read_text())["copy_bytes_per_s"] == 1e12
+
+
+class FakeCuda:
+    """torch.cuda's synchronisation check, for ops that would synchronise."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.mode = "default"
+        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", self.set)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**40, 2**40))
+        monkeypatch.setattr(experts, "vllm_layer", lambda: None)
+
+    def set(self, mode: str) -> None:
+        self.mode = mode
+
+    def synchronising(self, *arguments: object) -> None:
+        if self.mode == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+
+OPS = {"accumulate_hits": accumulate_hits_ref, "decide": decide_ref}
+
+
+def test_the_audit_finds_an_op_that_synchronises(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCuda(monkeypatch)
+    ops = {"accumulate_hits": fake.synchronising, "decide": decide_ref}
+    found = {v.op: v.wrong for v in audit.check_synchronisation("x", ops, CPU)}
+    assert found == {"accumulate_hits": "called a synchronizing CUDA operation", "decide": ""}
+    assert fake.mode == "default"
+
+
+def test_the_audit_compares_replays_with_eager_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(monkeypatch)
+    assert audit.check_capture("x", OPS, CPU, capture=lambda run: run).wrong == ""
+    lazy = audit.check_capture("x", OPS, CPU, capture=lambda run: lambda: None).wrong
+    assert "differ from eager calls" in lazy
+
+    def refuses(run: object) -> object:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    assert audit.check_capture("x", OPS, CPU, capture=refuses).wrong.endswith("capturing")
+
+
+def test_all_stages_fill_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(monkeypatch)
+    for name, value in (
+        ("TOKENS", 64),
+        ("BLOCKS_PER_REQUEST", 2),
+        ("ROUNDS", 1),
+        ("REQUESTS", (1,)),
+    ):
+        monkeypatch.setattr(speed, name, value)
+    monkeypatch.setattr(experts, "ROUNDS", 1)
+    monkeypatch.setattr(parity, "STEPS", parity.STEPS[1:2])
+    monkeypatch.setattr(parity, "QUESTIONS", parity.QUESTIONS[-1:])
+    monkeypatch.setattr(stages, "DEVICE", CPU)
+    monkeypatch.setattr(stages, "DeviceTimer", HostTimer)
+    monkeypatch.setattr(stages, "copy_bandwidth", lambda: 1e12)
+    monkeypatch.setattr(stages, "MODELS", (SMALL,))
+    monkeypatch.setattr(stages, "implementations", lambda op: {"torch": OPS[op], "other": OPS[op]})
+    monkeypatch.setattr(audit.check_capture, "__defaults__", (lambda run: run,))
+    results = Results("c", {"device": "d"}, "2026-01-01")
+    command.run(results, ("checks", "times", "experts"), Budget(1e6))
+    assert results.failures == []
+    audited = [v for v in results.verdicts if v.op == "pipeline"]
+    assert [v.backend for v in audited] == ["other"]
+    assert [(t.op, sorted(t.samples)) for t in results.timings] == [
+        ("accumulate_hits", ["other", "torch"]),
+        ("decide", ["other", "torch"]),
+    ]
+    assert results.experts[0].model == "small"
+    assert "small" in markdown(results)
+
+
+def test_stages_without_time_left_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(monkeypatch)
+    monkeypatch.setattr(stages, "copy_bandwidth", lambda: 1e12)
+    monkeypatch.setattr(stages, "implementations", lambda op: {"triton": OPS[op]})
+    budget, results = Budget(0.0), Results("c", {"device": "d"}, "2026-01-01")
+    command.run(results, ("checks", "times", "experts"), budget)
+    assert results.verdicts == results.timings == results.experts == []
+    assert len(budget.left_out) == 2 + 1 + 4 * len(MODELS) + len(MODELS)
+
+
+def test_weights_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 2**31))
+    monkeypatch.setattr(stages, "MODELS", MODELS[-1:])
+    results = Results("c", {"device": "d"}, "2026-01-01")
+    stages.time_experts(results, Budget(1e6))
+    assert results.left_out == ["expert cost of DeepSeek-V3: 21.0 GiB of weights do not fit"]
