@@ -9,6 +9,7 @@ Environment:
     ELDR_CUDA=0|1         0: no CUDA kernels even with nvcc; 1: fail without nvcc; default: with
                           CUDA kernels when nvcc is found.
     ELDR_CUDA_ARCHS=...   comma-separated compute capabilities, default 80,90,100.
+    ELDR_BUILD_NVTX=1     NVTX ranges in the CUDA launchers; without it they are compiled out.
     CUDA_HOME             where nvcc lives, default: the one on PATH, then /usr/local/cuda.
 """
 
@@ -133,6 +134,14 @@ def cuda_libraries(nvcc: Path) -> list[str]:
     return found
 
 
+def nvtx_flags() -> list[str]:
+    """NVTX ranges in the launchers, when ELDR_BUILD_NVTX=1; the toolkit brings the headers."""
+    wish = os.environ.get("ELDR_BUILD_NVTX", "")
+    if wish not in ("", "0", "1"):
+        raise SystemExit(f"setup.py: ELDR_BUILD_NVTX={wish!r}, expected 0 or 1")
+    return ["-DELDR_WITH_NVTX"] if wish == "1" else []
+
+
 def nvcc_command(nvcc: Path, source: Path, target: Path, architectures: list[str]) -> list[str]:
     """One object with machine code for every architecture and PTX of the last for newer ones."""
     code = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
@@ -143,6 +152,7 @@ def nvcc_command(nvcc: Path, source: Path, target: Path, architectures: list[str
         "-lineinfo",
         "--threads=0",
         "-Xcompiler=-fPIC,-fvisibility=hidden",
+        *nvtx_flags(),
     ]
     return [str(nvcc), *flags, *code, f"-I{ROOT / 'csrc'}", "-c", str(source), "-o", str(target)]
 

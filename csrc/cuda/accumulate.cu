@@ -2,6 +2,7 @@
 #include "accumulate.cuh"
 
 #include "../eldr_launch.h"
+#include "../nvtx_range.h"
 #include "host.h"
 
 namespace eldr {
@@ -49,6 +50,7 @@ extern "C" int eldr_cuda_accumulate(const eldr_accumulate_args* args, void* stre
   const eldr_accumulate_args& a = *args;
   if (!supported(a)) return ELDR_UNSUPPORTED;
   if (a.tokens <= 0 || a.layers <= 0) return 0;
+  ELDR_NVTX_RANGE("launch accumulate", a.tokens);
   const int row_bytes = a.hist_dtype == ELDR_U16 ? 2 : 1;
   const bool words = a.experts * row_bytes % 4 == 0 && a.hist_stride_block * row_bytes % 4 == 0 &&
                      address(a.histograms) % 4 == 0;

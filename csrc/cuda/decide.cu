@@ -4,6 +4,7 @@
 #include <stddef.h>
 
 #include "../eldr_launch.h"
+#include "../nvtx_range.h"
 #include "host.h"
 
 namespace eldr {
@@ -66,6 +67,7 @@ extern "C" int eldr_cuda_decide(const eldr_decide_args* args, void* workspace, v
   if (g.requests == 0) return 0;
   if (!supported(g.requests, g.cells, s.workers) || a.rule < ELDR_RULE_NONE || a.rule > ELDR_RULE_MARGINAL_COST)
     return ELDR_UNSUPPORTED;
+  ELDR_NVTX_RANGE("launch decide", g.requests);
   DecideParams p{};
   p.rows = g.histograms, p.block_ids = g.block_ids, p.offsets = g.offsets, p.counts = g.counts;
   p.vectors = s.vectors, p.prior = s.prior, p.squares = s.squares, p.tokens = s.tokens, p.scores = s.scores;
