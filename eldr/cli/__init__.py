@@ -27,6 +27,7 @@ COMMANDS: dict[str, Command] = {
     "serve": Command("eldr.cli.serve", "run the prefill/decode router"),
     "record": Command("eldr.cli.record", "collect signatures from a running prefill worker"),
     "fit": Command("eldr.cli.fit", "fit a balanced partition to recorded signatures"),
+    "assess": Command("eldr.cli.assess", "estimate whether locality routing pays on your traffic"),
     "simulate": Command("eldr.cli.simulate", "simulate a fleet from recorded expert routing"),
     "demo": Command("eldr.cli.demo", "serve the bundled MoE through ELDR and compare policies"),
 }

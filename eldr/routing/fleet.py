@@ -210,9 +210,15 @@ class Fleet:
             if slot is None:
                 return
             self.policy.observe(sample)
-            if self.trust == 0.0 or not sample.usable:
+            if self.trust == 0.0:
                 return
             table = self._table
+            if sample.steps == 0:  # idle: nobody else runs there, and predictions stand
+                table.others[slot] = 0.0
+                if table.experts is not None:
+                    table.experts.measured(slot, np.zeros(table.experts.cells), 0.0)
+            if not sample.usable:
+                return
             mean = sample.requests / sample.steps
             table.others[slot] = self.trust * max(0.0, mean - float(table.requests[slot]))
             if use is not None and table.experts is not None:
