@@ -20,7 +20,9 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
+from pathlib import Path
 
 from benchmarks.nvtx import cpu_model
 from eldr.engine.testing import families
@@ -46,13 +48,13 @@ def cases(requests: int, seed: int) -> Iterator[Case]:
         yield Case("qwen3_moe", "v1", rest, seed + 100 + index, connector=True, store=store)
 
 
-def run(case: Case) -> dict[str, object]:
+def run(case: Case) -> dict:
     """One case in a process of its own."""
     command = [sys.executable, "-m", "eldr.engine.testing.churn", json.dumps(asdict(case))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{case}: exit code {done.returncode}\n{done.stderr[-3000:]}")
-    result: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
+    result: dict = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 
 
@@ -87,15 +89,26 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--family", choices=families.MOE, help="only this one")
     parser.add_argument("--runner", choices=("v1", "v2"), help="only this one")
+    parser.add_argument("--processes", type=int, default=1, help="engines at a time")
+    parser.add_argument("--out", type=Path, help="also write the result here, case by case")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    results = []
-    for case in cases(args.requests, args.seed):
-        if args.family not in (None, case.family) or args.runner not in (None, case.runner):
-            continue
-        results.append(run(case))
-        print({k: v for k, v in results[-1].items() if k != "by_case"}, file=sys.stderr)
-    found = summary(results) | {"conditions": conditions()}
+    chosen = [
+        case
+        for case in cases(args.requests, args.seed)
+        if args.family in (None, case.family) and args.runner in (None, case.runner)
+    ]
+    results: list[dict] = []
+    with ThreadPoolExecutor(args.processes) as pool:
+        for done in as_completed([pool.submit(run, case) for case in chosen]):
+            results.append(done.result())
+            print({k: v for k, v in results[-1].items() if k != "by_case"}, file=sys.stderr)
+            found = summary(results) | {
+                "cases_left": len(chosen) - len(results),
+                "conditions": conditions(),
+            }
+            if args.out is not None:
+                args.out.write_text(json.dumps(found, indent=1) + "\n")
     if args.json:
         print(json.dumps(found))
     else:
