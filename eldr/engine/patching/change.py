@@ -135,13 +135,14 @@ def _compiles(path: str, raw: bytes) -> None:
 
 def _write(found: Survey, before: dict[str, bytes | None], result: Result) -> Outcome:
     series, root = found.series, found.target.root
-    entries = {
-        path: Entry(digest(before[path]), digest(raw), before[path])
-        for path, raw in result.contents.items()
-    }
-    record = Record(series.digest, found.target.version or series.upstream.version, entries)
     # Files that only an older series touched go back to their originals.
     wanted: dict[str, bytes | None] = {**before, **result.contents}
+    now = {file.path: file.sha256 for file in found.files}
+    entries = {
+        path: Entry(digest(before[path]), digest(raw), now[path], before[path])
+        for path, raw in wanted.items()
+    }
+    record = Record(series.digest, found.target.version or series.upstream.version, entries)
     changes = {path: raw for path, raw in wanted.items() if raw != found.target.read(path)}
     note = records.path_in(root, series.upstream.name).relative_to(root).as_posix()
     # The record goes first: after a kill between two renames, every file is known by hash.

@@ -38,7 +38,7 @@ def pristine(series: Series, target: Target) -> dict[str, bytes | None]:
 def _recorded_original(path: str, target: Target, record: Record | None) -> bytes | None:
     now = target.read(path)
     entry = record.files.get(path) if record else None
-    return entry.original if entry and digest(now) == entry.after else now
+    return entry.original if entry and entry.explains(digest(now)) else now
 
 
 def _as_installed(path: str, raw: bytes | None, target: Target) -> bool:

@@ -19,11 +19,22 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A patched file: sha256 (hex) or `absent` before, sha256 after, and the original bytes."""
+    """A patched file; hashes are sha256 in hex, or `absent`.
+
+    Attributes:
+        before, original: upstream's own content.
+        after: as the series makes it; equal to `before` if only an earlier series touched it.
+        was: what this apply found, so that a killed one leaves no file unknown.
+    """
 
     before: str
     after: str
+    was: str
     original: bytes | None
+
+    def explains(self, sha256: str) -> bool:
+        """Whether a content can only come from this tool."""
+        return sha256 in (self.after, self.was)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +54,12 @@ def path_in(root: Path, package: str) -> Path:
 def dump(record: Record) -> bytes:
     """The record as JSON; originals deflated, base64."""
     files = {
-        path: {"before": e.before, "after": e.after, "original": _pack(e.original)}
+        path: {
+            "before": e.before,
+            "after": e.after,
+            "was": e.was,
+            "original": _pack(e.original),
+        }
         for path, e in sorted(record.files.items())
     }
     data = {"v": FORMAT, "series": record.series, "version": record.version, "files": files}
@@ -61,7 +77,7 @@ def load(path: Path) -> Record | None:
         if data["v"] != FORMAT:
             raise PatchError(f"{path}: format {data['v']}, expected {FORMAT}: use the eldr of then")
         files = {
-            name: Entry(e["before"], e["after"], _unpack(e["original"]))
+            name: Entry(e["before"], e["after"], e["was"], _unpack(e["original"]))
             for name, e in data["files"].items()
         }
         return Record(data["series"], data["version"], files)

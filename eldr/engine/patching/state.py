@@ -83,7 +83,7 @@ def _state(path: str, series: Series, target: Target, record: Record | None) -> 
         state = PRISTINE
     elif pin is None and now == target.recorded.get(path):
         state = PRISTINE  # the record is from before a reinstall
-    elif entry and now == entry.after:
+    elif entry and entry.explains(now):
         state = OLDER
     elif now == target.recorded.get(path) or (entry and now == entry.before):
         state = OTHER
@@ -106,7 +106,7 @@ def originals(found: Survey, accept: Callable[[FileState], bool]) -> dict[str, b
         entry = found.record.files.get(file.path) if found.record else None
         if file.state == PRISTINE or (file.state not in SOUND and accept(file)):
             before[file.path] = raw
-        elif entry and file.sha256 == entry.after and digest(entry.original) == entry.before:
+        elif entry and entry.explains(file.sha256) and digest(entry.original) == entry.before:
             before[file.path] = entry.original
         elif file.state == PATCHED:
             patched[file.path] = raw

@@ -101,7 +101,9 @@ def test_half_applied_tree_is_completed(toy, run):
     assert {path: (toy.site / path).read_bytes() for path in pristine} == pristine
 
 
-def test_apply_moves_a_tree_to_another_series_and_back(toy, run, tmp_path):
+@pytest.fixture
+def shorter(toy, run, tmp_path):
+    """The series without its last patch, the only one that touches the scheduler."""
     shorter = tmp_path / "shorter"
     shorter.mkdir()
     for path in toy.patches.iterdir():
@@ -111,6 +113,24 @@ def test_apply_moves_a_tree_to_another_series_and_back(toy, run, tmp_path):
     text = (shorter / "series").read_text().replace(f"{last.name}\n", "")
     (shorter / "series").write_text(text)
     assert run("pin", patches=shorter)[0] == 0
+    return shorter
+
+
+@pytest.mark.parametrize("path", sorted(TOUCHED))
+def test_killed_move_between_series_is_completed(toy, run, shorter, path):
+    """The new series' record is there, and one file still is as the old series made it."""
+    for first, then in ((toy.patches, shorter), (shorter, toy.patches)):
+        assert run("apply", "--if-needed", patches=first)[0] == 0
+        old = (toy.site / path).read_bytes()
+        assert run("apply", patches=then)[0] == 0
+        (toy.site / path).write_bytes(old)
+        assert run("apply", "--if-needed", patches=then)[0] == 0
+        assert run("verify", patches=then)[0] == 0
+    assert run("revert")[0] == 0
+    assert run("verify")[1]["state"] == "pristine"
+
+
+def test_apply_moves_a_tree_to_another_series_and_back(toy, run, shorter):
     before = toy.snapshot()
     assert run("apply", patches=shorter)[0] == 0
     assert run("verify")[1]["state"] == "older"
