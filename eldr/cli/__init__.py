@@ -28,6 +28,7 @@ COMMANDS: dict[str, Command] = {
     "record": Command("eldr.cli.record", "collect signatures from a running prefill worker"),
     "fit": Command("eldr.cli.fit", "fit a balanced partition to recorded signatures"),
     "assess": Command("eldr.cli.assess", "estimate whether locality routing pays on your traffic"),
+    "capture": Command("eldr.cli.capture", "record an expert trace from a running vLLM"),
     "simulate": Command("eldr.cli.simulate", "simulate a fleet from recorded expert routing"),
     "demo": Command("eldr.cli.demo", "serve the bundled MoE through ELDR and compare policies"),
 }
