@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +76,20 @@ def compile_cubin(kernel: str, arch: int) -> tuple[bytes, str]:
     try:
         nvrtc.addNameExpression(program, kernel)
         nvrtc.compileProgram(program, (f"--gpu-architecture=sm_{arch}", *OPTIONS))
-        return nvrtc.getCUBIN(program), nvrtc.getLoweredName(program, kernel)
+        return _whole(nvrtc.getCUBIN(program)), nvrtc.getLoweredName(program, kernel)
     except nvrtc.NVRTCError as error:
         raise RuntimeError(f"{kernel}, sm_{arch}: {nvrtc.getProgramLog(program)}") from error
     finally:
         nvrtc.destroyProgram(program)
+
+
+def _whole(cubin: bytes) -> bytes:
+    """CuPy takes the last byte for a string's end and drops it; readers of the file want it."""
+    table, size, count = (
+        struct.unpack_from("<Q", cubin, 32)[0],
+        *struct.unpack_from("<HH", cubin, 54),
+    )
+    return cubin.ljust(table + size * count, b"\0")
 
 
 def version() -> tuple[int, int]:

@@ -129,14 +129,14 @@ def test_a_kernel_with_local_memory_is_seen_to_spill(
 ) -> None:
     needs_compilers()
     needs_nvrtc()
-    body = "float a[64]; for (int i = 0; i < 64; ++i) a[i] = p[i]; p[n] = a[n & 63] + a[p[0] > 0];"
+    body = "float a[256]; for (int i = 0; i < 999; ++i) a[i * n & 255] = p[i]; p[0] = a[n & 255];"
     text = f"__global__ void f(float* p, int n) {{ {body} }}"
     monkeypatch.setattr(nvrtc, "source", lambda: text)
     cubin = tmp_path / "f.cubin"
     cubin.write_bytes(nvrtc.compile_cubin("f", 90)[0])
     (usage,) = nvidia.functions(cubin).values()
     row = triton_kernels.from_nvidia("f", "cuda", "sm_90", "nvrtc", usage, usage.shared)
-    assert row.spills >= 256
+    assert row.spills >= 1024
     (problem,) = bounds.problems(row, bounds.Bounds(registers=255))
     assert problem.startswith("f (cuda, sm_90): spills ")
 
@@ -178,7 +178,7 @@ def test_amd_assembly_is_read() -> None:
     assert (usage.registers, usage.spills) == (50, 8)
     assert usage.opcodes["global_load_dwordx4"] == 1
     assert usage.opcodes["ds_add_u32"] == 1
-    with pytest.raises(ValueError, match="vgpr_count"):
+    with pytest.raises(ValueError, match="vgpr_spill_count"):
         amd.kernel("s_endpgm")
 
 
@@ -219,6 +219,22 @@ def test_without_compilers_it_cannot_tell(
     monkeypatch.setattr(nvidia, "tool", missing)
     assert command.main(["--arch", "90"]) == 3
     assert "cannot tell" in capsys.readouterr().err
+
+
+def test_a_cubin_that_the_tools_cannot_read_is_not_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs_compilers()
+
+    def unreadable(target: str) -> list[Row]:
+        cubin = tmp_path / "k.cubin"
+        cubin.write_bytes(b"\x7fELF of another age")
+        nvidia.functions(cubin)
+        raise AssertionError("read it")
+
+    monkeypatch.setattr(cuda_kernels, "rows", unreadable)
+    assert command.main(["--arch", "90", "--only", "cuda"]) == 3
+    assert "nvdisasm" in capsys.readouterr().err
 
 
 def test_unknown_targets_are_a_usage_error() -> None:

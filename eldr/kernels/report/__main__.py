@@ -1,6 +1,7 @@
 """`python -m eldr.kernels.report`: see the package's docstring.
 
-Exit codes: 0 all bounds hold, 1 a bound is broken, 2 usage, 3 the compilers are missing.
+Exit codes: 0 all bounds hold, 1 a bound is broken, 2 usage, 3 the compilers are missing
+or too new for the tools that read their output.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         nvidia.tool("cuobjdump")
         rows, problems = collect(options.arch, options.only)
-    except (FileNotFoundError, ImportError) as error:
+    except (FileNotFoundError, ImportError, nvidia.UnreadableError) as error:
         print(f"cannot tell: {error}", file=sys.stderr)
         return 3
     command = " ".join(["python -m eldr.kernels.report", *(argv or sys.argv[1:])])

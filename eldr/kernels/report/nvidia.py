@@ -36,6 +36,10 @@ class Usage:
         )
 
 
+class UnreadableError(RuntimeError):
+    """A tool does not understand a cubin: it is older than the compiler that made it."""
+
+
 def tool(name: str) -> Path:
     """A binary that Triton ships.
 
@@ -54,12 +58,20 @@ def tool(name: str) -> Path:
 def _output(*command: str | Path) -> str:
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{Path(command[0]).name} failed: {done.stderr.strip()[:500]}")
+        said = (done.stderr.strip() or done.stdout.strip() or "no message")[:300]
+        raise UnreadableError(
+            f"{command[0]}: {said}. It reads what compilers up to its own version make: install an "
+            "older nvidia-cuda-nvrtc or a newer Triton"
+        )
     return done.stdout
 
 
 def functions(cubin: Path) -> dict[str, Usage]:
-    """Every kernel of a cubin by its symbol."""
+    """Every kernel of a cubin by its symbol.
+
+    Raises:
+        UnreadableError: the tools are older than the cubin.
+    """
     opcodes = dict(_opcodes(_output(tool("nvdisasm"), "-c", cubin)))
     found = {}
     for match in _USAGE.finditer(_output(tool("cuobjdump"), "--dump-resource-usage", cubin)):
@@ -70,7 +82,7 @@ def functions(cubin: Path) -> dict[str, Usage]:
             int(match["reg"]), max(spills, 4 * local), int(match["shared"]), counted
         )
     if not found:
-        raise RuntimeError(f"{cubin.name}: cuobjdump names no function")
+        raise UnreadableError(f"{cubin.name}: cuobjdump names no function")
     return found
 
 
