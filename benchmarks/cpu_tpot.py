@@ -214,6 +214,7 @@ def main() -> int:
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is the report's
     try:
         import vllm  # noqa: F401
     except ImportError:

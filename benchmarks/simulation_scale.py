@@ -126,21 +126,34 @@ def decision(sizes: tuple[int, ...] = (16, 64, 256, 1024, 4096)) -> list[dict[st
 
 
 def routers(workers: int = 256, per_worker: int = 150) -> list[dict[str, Any]]:
-    """TPOT with the fleet split among, or shared blindly by, several routers."""
+    """TPOT with the fleet split among several routers, shared blindly, or shared with telemetry.
+
+    With telemetry every router reads the workers' counters each half second and believes them.
+    """
+    kinds = [(1, "one")]
+    kinds += [(n, kind) for n in (4, 16) for kind in ("split", "blind", "telemetry")]
+    base = Case(cell(workers, per_worker * workers, expected=True), 0).run("least_requests")
+    reference = report.summarise(base, load(TRACE_PATH).geometry.layers)["tpot_ms"]
     rows = []
-    for count, shared in ((1, False), (2, False), (4, False), (16, False), (2, True), (4, True),
-                          (16, True)):  # fmt: skip
+    for count, kind in kinds:
+        heard = {"telemetry": 0.5, "trust": 1.0} if kind == "telemetry" else {}
+        shared = kind in ("blind", "telemetry")
         case = Case(
-            cell(workers, per_worker * workers, expected=True, routers=count, shared=shared), 0
+            cell(
+                workers,
+                per_worker * workers,
+                expected=True,
+                routers=count,
+                shared=shared,
+                **heard,
+            ),
+            0,
         )
-        figures = {
-            p: report.summarise(case.run(p), case.trace.geometry.layers)
-            for p in ("least_requests", "marginal_cost")
-        }
+        figures = report.summarise(case.run("marginal_cost"), case.trace.geometry.layers)
+        gain = {q: 100 * (1 - figures["tpot_ms"][q] / reference[q]) for q in ("p50", "p99")}
         rows.append(
-            {"routers": count, "shared": shared, "workers": workers}
-            | {p: f["tpot_ms"] for p, f in figures.items()}
-            | {"distinct": figures["marginal_cost"]["distinct_per_layer"]}
+            {"routers": count, "fleet": kind, "workers": workers, "tpot_ms": figures["tpot_ms"]}
+            | {"gain_pct": gain, "distinct_per_layer": figures["distinct_per_layer"]}
         )
     return rows
 
