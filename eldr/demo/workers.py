@@ -71,6 +71,8 @@ def router_command(
     for url in decode:
         command += ["--decode", url]
     command += ["--policy", policy, "--host", "127.0.0.1", "--port", str(port)]
+    # A handful of engines share two cores here: a slow health answer is no sign of death.
+    command += ["--health-timeout", "60"]
     if partition is not None:
         command += ["--partition", str(partition)]
     if tau is not None:

@@ -150,7 +150,7 @@ class RouterConfig:
     eject_seconds: float = _option(5.0, "faults", "first pause before an ejected worker is tried")
     slow_start: float = _option(20.0, "faults", "ramp of a worker that came back; 0: none")
     health_interval: float = _option(5.0, "faults", "pause between health checks")
-    health_timeout: float = _option(3.0, "faults", "time that a health check may take")
+    health_timeout: float = _option(10.0, "faults", "time that a health check may take")
     health_failures: int = _option(3, "faults", "consecutive failed checks that take a worker down")
 
     shadow: tuple[str, ...] = _option(
