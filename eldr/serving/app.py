@@ -73,8 +73,11 @@ class Surface:
     async def _open(self, request: web.Request) -> Call:
         config = self._router.config
         try:
-            async with asyncio.timeout(config.body_timeout):
+            if request.content.is_eof():  # it came together with the head, as most do
                 raw = await request.read()
+            else:
+                async with asyncio.timeout(config.body_timeout):
+                    raw = await request.read()
         except web.HTTPRequestEntityTooLarge as error:
             text = f"the body exceeds {config.max_body} bytes"
             raise ClientError(413, "request_too_large", text) from error

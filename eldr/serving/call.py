@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -26,6 +27,8 @@ FORWARDED = (
     "X-Tenant-ID",
     "X-Correlation-ID",
 )
+# Names of requests that come without one: this process, and a running number.
+_PROCESS, _NUMBER = uuid.uuid4().hex[:16], count()
 
 
 @dataclass(slots=True)
@@ -77,7 +80,7 @@ class Call:
 def open_call(request: web.BaseRequest, path: str, body: Body, expires: float) -> Call:
     """Collects what both legs need from the client's request."""
     given = request.headers
-    request_id = given.get(REQUEST_ID) or uuid.uuid4().hex
+    request_id = given.get(REQUEST_ID) or f"{_PROCESS}-{next(_NUMBER):x}"
     lines = f"Content-Type: application/json\r\n{REQUEST_ID}: {request_id}\r\n"
     for name in FORWARDED:
         if name in given:

@@ -202,10 +202,8 @@ class DecodePool(Pool):
 
     def _signature(self, raw: bytes | None) -> tuple[Signature | None, Reason | None]:
         geometry = self.fleet.geometry
-        if raw is None:
+        if raw is None or geometry is None:
             return None, None
-        if geometry is None:
-            return None, Reason.GEOMETRY
         try:
             return decode(orjson.loads(raw), geometry), None
         except SignatureError as error:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from eldr import __version__
 from eldr.serving.condition import State
 from eldr.serving.endpoints import Endpoint
+from eldr.serving.histogram import Histogram
 from eldr.serving.shadow import distinct_per_request
 
 if TYPE_CHECKING:
@@ -82,7 +83,6 @@ class Metrics:
         )
         # `labels` takes a lock and builds a key each time; the hot path keeps its children.
         self._ended: dict[tuple[str, str], Counter] = {}
-        self._durations: dict[str, Histogram] = {}
         self._decided: dict[tuple[str, str], Counter] = {}
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -91,18 +91,15 @@ class Metrics:
     def _histogram(
         self, name: str, text: str, buckets: tuple[float, ...], *labels: str
     ) -> Histogram:
-        return Histogram(
-            f"eldr_router_{name}", text, labels, buckets=buckets, registry=self.registry
-        )
+        return Histogram(f"eldr_router_{name}", text, buckets, labels, self.registry)
 
     def request_ended(self, endpoint: str, outcome: str, seconds: float) -> None:
         """Counts a request."""
         counter = self._ended.get((endpoint, outcome))
         if counter is None:
             counter = self._ended[endpoint, outcome] = self.requests.labels(endpoint, outcome)
-            self._durations[endpoint] = self.duration.labels(endpoint)
         counter.inc()
-        self._durations[endpoint].observe(seconds)
+        self.duration.observe(seconds, endpoint)
 
     def decided(self, policy: str, branch: str, seconds: float) -> None:
         """Counts a decision."""

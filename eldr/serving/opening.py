@@ -130,6 +130,8 @@ def _decode_pool(
 ) -> DecodePool:
     maker = PolicyMaker(config, geometry, [endpoint.name for endpoint in endpoints])
     arms = {name: maker.make(name) for name in live_policies(config)}
+    if signature_policy(config) is None:
+        geometry = None  # nobody looks at signatures: they are taken out, and not read
     shared: dict[str, Any] = {"min_coverage": config.min_coverage, "seed": config.seed}
     experiment = None
     if config.ab:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-import re
 import ssl
 from collections.abc import Iterable
 from typing import Any
@@ -15,8 +14,8 @@ import orjson
 from eldr.serving.bodies import Body
 from eldr.serving.errors import ClientError, StartError
 
-# A JSON text spells `_url` like this, or hides it behind an escape.
-_MEDIA = re.compile(rb"_url|\\u00", re.IGNORECASE)
+# A JSON text spells a media key like this, or hides it behind an escape of an ASCII character.
+_MEDIA = (b"_url", b"\\u00")
 
 
 class Keys:
@@ -96,10 +95,13 @@ def refuse_media_urls(body: Body) -> None:
         ClientError: 400, names the kind of part.
     """
     messages = body.fields.get("messages")
-    if messages is None or not _MEDIA.search(messages):
+    if messages is None:
+        return
+    raw = bytes(messages)
+    if not any(mark in raw for mark in _MEDIA):
         return
     try:
-        found = _media_url(orjson.loads(memoryview(messages)))
+        found = _media_url(orjson.loads(raw))
     except orjson.JSONDecodeError as error:
         raise ClientError(400, "invalid_request_error", f"`messages`: {error}") from error
     if found is not None:
