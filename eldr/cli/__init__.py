@@ -30,6 +30,10 @@ COMMANDS: dict[str, Command] = {
     "assess": Command("eldr.cli.assess", "estimate whether locality routing pays on your traffic"),
     "capture": Command("eldr.cli.capture", "record an expert trace from a running vLLM"),
     "simulate": Command("eldr.cli.simulate", "simulate a fleet from recorded expert routing"),
+    "explain": Command("eldr.cli.explain", "say why a request went to its worker"),
+    "report": Command("eldr.cli.report", "write the operator page of a run as one HTML file"),
+    "doctor": Command("eldr.cli.doctor", "check this machine and workers, with a fix per finding"),
+    "completion": Command("eldr.cli.completion", "print a completion script for bash or zsh"),
     "demo": Command("eldr.cli.demo", "serve the bundled MoE through ELDR and compare policies"),
 }
 

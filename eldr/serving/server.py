@@ -19,6 +19,7 @@ from eldr.serving.app import Surface
 from eldr.serving.config import ConfigError, RouterConfig
 from eldr.serving.errors import StartError
 from eldr.serving.opening import open_router
+from eldr.serving.operator_page import OperatorPage
 from eldr.serving.security import is_loopback, server_tls
 from eldr.serving.state import Router
 
@@ -165,6 +166,7 @@ async def listening(router: Router, sockets: dict[str, socket.socket]) -> AsyncI
             # Beyond this machine, the operator's routes are only where they were asked for.
             if surface == "admin" or (surface == "main" and _admin_on_main(config)):
                 Admin(router).add_to(app)
+                OperatorPage(router).add_to(app)
                 add_metrics(app, router.metrics)
             elif surface == "metrics":
                 add_metrics(app, router.metrics)

@@ -1,0 +1,1 @@
+"""The operator page: what it shows, as pure functions, and the page itself."""

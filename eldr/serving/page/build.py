@@ -1,0 +1,140 @@
+"""Puts the page's data together; the same shape from a log file and from a running router."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from eldr.serving.page import branches, numbers
+from eldr.serving.page.explanation import explanation
+from eldr.serving.page.facts import Fact, of_row
+from eldr.serving.page.heat import heat
+
+VERSION = 1
+SHOWN_DECISIONS = 30
+SHOWN_PAIRS = 400
+_SHOWN = (
+    "time",
+    "request_id",
+    "prefill_worker",
+    "worker",
+    "policy",
+    "branch",
+    "reason",
+    "added_experts",
+    "decision_us",
+    "prompt_tokens",
+    "coverage",
+    "outcome",
+    "ttft_s",
+    "tpot_s",
+    "seconds",
+    "arm",
+)
+_NOT_IN_LOG = (
+    "a decision log holds no decode counters; make the report from the running router instead: "
+    "eldr report http://ROUTER:PORT -o report.html"
+)
+
+
+def from_log(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """The page's data from the rows of a decision log, oldest first.
+
+    Raises:
+        ValueError: a row is no decision; the message has its number.
+    """
+    facts: list[Fact] = []
+    workers: dict[str, None] = {}
+    last: deque[Mapping[str, Any]] = deque(maxlen=SHOWN_DECISIONS)
+    for number, row in enumerate(rows, 1):
+        try:
+            facts.append(of_row(row))
+            workers |= dict.fromkeys(row["candidates"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{name}: row {number}: {error}") from error
+        workers[facts[-1].worker] = None
+        last.append(row)
+    skew = numbers.load_skew(
+        numbers.mean_running(facts, list(workers)), "mean running requests over the log"
+    )
+    agreement = _agreement(facts)
+    experts = numbers.experts(None, None, {}, why=_NOT_IN_LOG)
+    if agreement:
+        experts["notes"][1:] = [_agreement_text(agreement)]
+    return {
+        "v": VERSION,
+        "source": {"kind": "log", "name": name, "time": max((f.time for f in facts), default=0.0)},
+        "policy": sorted({f.policy for f in facts}),
+        "decisions_total": len(facts),
+        "numbers": {
+            "experts": experts,
+            "error": numbers.prediction_error([]) | {"why": _NOT_IN_LOG},
+            "decision": numbers.decision_time(facts),
+            "skew": skew,
+        },
+        "heat": heat({}, None, {"decode counters": _NOT_IN_LOG}),
+        "pairs": [],
+        "branches": branches.over_time(facts),
+        "decisions": [public(row) for row in reversed(last)],
+        "agreement": agreement,
+    }
+
+
+def live(
+    *,
+    name: str,
+    now: float,
+    policy: str,
+    total: int,
+    facts: Sequence[Fact],
+    rows: Iterable[Mapping[str, Any]],
+    load: Mapping[str, float],
+    experts: Mapping[str, Any],
+    pairs: Sequence[numbers.Pair],
+    heat_map: Mapping[str, Any],
+    window: str,
+) -> dict[str, Any]:
+    """The page's data of a running router; see `eldr.serving.operator_page` for the parts."""
+    error = numbers.prediction_error(pairs)
+    if not pairs:
+        error["why"] = heat_map.get("why") or "waiting for a decode interval with steps in it"
+    return {
+        "v": VERSION,
+        "source": {"kind": "live", "name": name, "time": now, "window": window},
+        "policy": [policy],
+        "decisions_total": total,
+        "numbers": {
+            "experts": dict(experts),
+            "error": error,
+            "decision": numbers.decision_time(facts),
+            "skew": numbers.load_skew(load, "mean running requests"),
+        },
+        "heat": dict(heat_map),
+        "pairs": [[round(p, 4), round(r, 4), w] for p, r, w in pairs[-SHOWN_PAIRS:]],
+        "branches": branches.over_time(facts),
+        "decisions": [public(row) for row in rows],
+        "agreement": [],
+    }
+
+
+def public(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A decision for the page: explained, without its signature, with values that JSON has."""
+    kept = {name: row.get(name) for name in _SHOWN}
+    return {**kept, "explanation": explanation(row)}
+
+
+def _agreement(facts: Sequence[Fact]) -> list[dict[str, Any]]:
+    """How often each shadow policy chose the live worker."""
+    counts: dict[str, list[int]] = {}
+    for fact in facts:
+        for name, chosen in fact.shadows:
+            pair = counts.setdefault(name, [0, 0])
+            pair[0] += chosen == fact.worker
+            pair[1] += 1
+    return [{"policy": n, "same": same, "of": of} for n, (same, of) in sorted(counts.items())]
+
+
+def _agreement_text(agreement: Sequence[Mapping[str, Any]]) -> str:
+    parts = [f"{a['policy']} {100 * a['same'] / a['of']:.0f} %" for a in agreement]
+    return f"shadow choices that were the live one: {', '.join(parts)}"
