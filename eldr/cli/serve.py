@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import sys
 from typing import Any
 
@@ -60,13 +59,10 @@ def start(config: RouterConfig) -> int:
 
     import uvloop
 
+    from eldr.serving.logs import set_up
     from eldr.serving.server import serve
 
-    logging.basicConfig(
-        level=config.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    set_up(config.log_level, config.log_format)
     try:
         uvloop.run(serve(config))
     except (StartError, ConfigError) as error:

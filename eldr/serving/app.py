@@ -12,6 +12,7 @@ from aiohttp import web
 from eldr.serving.bodies import parse
 from eldr.serving.call import Call, open_call
 from eldr.serving.errors import ClientError, error_body
+from eldr.serving.logs import request_id
 from eldr.serving.security import Keys, refuse_media_urls
 from eldr.serving.state import Router
 from eldr.serving.web import json_answer, refusal
@@ -51,6 +52,7 @@ class Surface:
                 )
             async with self._router.admission:
                 call = await self._open(request)
+                request_id.set(call.request_id)
                 response = await self._router.legs.serve(call)
                 outcome = _outcome(call, response)
                 self._router.observe(call, outcome)

@@ -45,6 +45,7 @@ class Call:
         expires: loop time at which the request ends, whatever it does.
         started: `time.perf_counter()` when the body was there.
         prefill_worker: who did the prefill, "" before that.
+        prefilled: `time.perf_counter()` at the end of the first prefill leg, None before it.
         ttft: seconds to the first byte of a stream, None before it.
         tpot: seconds per event after the first, None for less than two events.
         broken: the stream ended with an error event.
@@ -61,6 +62,7 @@ class Call:
     expires: float
     started: float = field(default_factory=time.perf_counter)
     prefill_worker: str = ""
+    prefilled: float | None = None
     ttft: float | None = None
     tpot: float | None = None
     broken: bool = False

@@ -172,6 +172,10 @@ class RouterConfig:
     worker_headers: bool = _option(
         False, "observe", "add x-eldr-prefill-worker, x-eldr-decode-worker and x-eldr-branch"
     )
+    otel_endpoint: str = _option(
+        "", "observe", "OTLP/HTTP collector for spans, e.g. http://otel:4318 (extra eldr[otel])"
+    )
+    log_format: Literal["console", "json"] = _option("console", "observe", "form of log lines")
     log_level: Literal["debug", "info", "warning", "error"] = _option(
         "info", "observe", "least severe log lines to print"
     )

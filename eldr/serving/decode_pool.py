@@ -34,9 +34,19 @@ class Ticket:
         slot: arm of the experiment, if one runs.
         shadows: choice of each shadow policy.
         headers: for the client, if it may see them.
+        decided: `time.perf_counter()` when it was made.
     """
 
-    __slots__ = ("_pool", "endpoint", "headers", "record", "shadows", "signature", "slot")
+    __slots__ = (
+        "_pool",
+        "decided",
+        "endpoint",
+        "headers",
+        "record",
+        "shadows",
+        "signature",
+        "slot",
+    )
 
     def __init__(
         self, pool: DecodePool, endpoint: Endpoint, record: Record, slot: Slot | None
@@ -48,6 +58,7 @@ class Ticket:
         self.shadows: dict[str, str | None] = {}
         self.signature: bytes | None = None
         self.headers: dict[str, str] = {}
+        self.decided = time.perf_counter()
 
     @property
     def band(self) -> frozenset[str]:

@@ -103,7 +103,8 @@ class Legs:
         prefilled = await self.prefill(call)
         if isinstance(prefilled, Answer):
             return _pass(prefilled)
-        self._metrics.prefill.observe(time.perf_counter() - started)
+        call.prefilled = time.perf_counter()
+        self._metrics.prefill.observe(call.prefilled - started)
         if prefilled.kv is None:
             self._metrics.kv_missing.inc()
         return await self.decode(call, prefilled)

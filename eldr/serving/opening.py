@@ -33,6 +33,7 @@ from eldr.serving.probe import geometry_of, wait_for
 from eldr.serving.retry import RetryBudget, RetryRules
 from eldr.serving.security import client_tls
 from eldr.serving.shadow import Shadow
+from eldr.serving.spans import open_spans
 from eldr.serving.state import Router, make_endpoint
 
 _ROLES: tuple[Role, Role] = ("prefill", "decode")
@@ -80,6 +81,7 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
             metrics,
             decisions,
             _decision_log(config),
+            open_spans(config.otel_endpoint) if config.otel_endpoint else None,
         )
         metrics.watch(router)
         checker = HealthChecker(

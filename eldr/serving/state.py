@@ -29,6 +29,7 @@ from eldr.serving.policy import read_partition
 from eldr.serving.pool import Pool
 from eldr.serving.prefill_pool import PrefillPool
 from eldr.serving.probe import geometry_of, wait_for
+from eldr.serving.spans import Spans
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Router:
     metrics: Metrics
     decisions: DecisionBuffer
     decision_log: DecisionLog | None = None
+    spans: Spans | None = None
     stopping: bool = False
     draining: bool = False
     _joining: set[str] = field(default_factory=set)
@@ -68,6 +70,8 @@ class Router:
             self.metrics.ttft.observe(call.ttft)
         if call.tpot is not None:
             self.metrics.tpot.observe(call.tpot)
+        if self.spans is not None:
+            self.spans.record(call, call.request.headers, outcome)
         ticket = call.ticket
         if ticket is None:
             return

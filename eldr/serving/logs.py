@@ -1,0 +1,52 @@
+"""Log lines for people or machines, each with the request that it is about."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextvars import ContextVar
+
+import orjson
+
+request_id: ContextVar[str] = ContextVar("eldr_request_id", default="")
+
+
+class _WithRequest(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Adds the id of the request that the current task serves."""
+        record.request_id = request_id.get()
+        return True
+
+
+class _Console(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        """Time, level, logger, text and, where there is one, the request."""
+        line = super().format(record)
+        served = getattr(record, "request_id", "")
+        return f"{line} [{served}]" if served else line
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        """One JSON object."""
+        row = {
+            "time": record.created,
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "request_id": getattr(record, "request_id", "") or None,
+        }
+        if record.exc_info:
+            row["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(row).decode()
+
+
+def set_up(level: str, form: str) -> None:
+    """Sends all log lines to stderr, as `console` text or `json` lines."""
+    handler = logging.StreamHandler(sys.stderr)
+    text = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    handler.setFormatter(_Json() if form == "json" else _Console(text))
+    handler.addFilter(_WithRequest())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())

@@ -1,0 +1,79 @@
+"""Log lines and OpenTelemetry spans."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from eldr.geometry import Geometry
+from eldr.serving import logs
+from eldr.serving.spans import Spans
+from tests.serving.mocks.worker import MockWorker
+from tests.serving.rig import rig
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    """The root logger, put back afterwards."""
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    yield root
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+def test_json_lines_name_the_request(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.set_up("info", "json")
+    token = logs.request_id.set("r1")
+    root.info("hello %d", 3)
+    logs.request_id.reset(token)
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        root.exception("failed")
+    first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert first["message"] == "hello 3"
+    assert first["request_id"] == "r1"
+    assert "boom" in second["exception"]
+    assert second["request_id"] is None
+
+
+def test_console_lines(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.set_up("warning", "console")
+    root.info("not shown")
+    root.warning("shown")
+    assert capsys.readouterr().err.rstrip().endswith("WARNING root: shown")
+
+
+async def test_spans_are_children_of_the_clients_trace() -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry.propagate import extract
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+    prefill = MockWorker("prefill", geometry=Geometry(2, 8, 2))
+    async with rig([prefill], 1, policy="marginal_cost") as r:
+        r.router.spans = Spans(provider.get_tracer("test"), extract)
+        body = {"prompt": "x", "stream": True}
+        async with r.client.post(r.url + "/v1/completions", json=body, headers=headers) as response:
+            await response.read()
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    assert set(spans) == {"POST /v1/completions", "eldr.prefill", "eldr.decision", "eldr.decode"}
+    assert {f"{span.context.trace_id:032x}" for span in spans.values()} == {trace}
+    whole = spans["POST /v1/completions"]
+    assert f"{whole.parent.span_id:016x}" == "b7ad6b7169203331"
+    for name in ("eldr.prefill", "eldr.decision", "eldr.decode"):
+        assert spans[name].parent.span_id == whole.context.span_id
+        assert whole.start_time <= spans[name].start_time <= spans[name].end_time <= whole.end_time
+    assert spans["eldr.decision"].attributes["eldr.policy"] == "marginal_cost"
+    assert spans["eldr.prefill"].end_time <= spans["eldr.decision"].start_time
