@@ -4,7 +4,8 @@
 // whose nodes are the W bins. Every point starts in its cheapest bin; while a bin is overfull, the
 // cheapest chain of moves to a bin with room is applied. The cheapest move from bin u to v is kept
 // in a heap per pair (u, v), cleaned lazily. Bin prices only shift the start, never the optimum,
-// because every bin ends exactly full.
+// because every bin ends exactly full; good ones (dual ascent, or a former solution's) leave few
+// moves to make. The prices come back optimal: with them, every point is in its cheapest bin.
 #include "buffers.h"
 
 #include <algorithm>
@@ -63,7 +64,7 @@ class Heap {
 
 class Solver {
  public:
-  Solver(const float* cost, const int64_t* capacity, const double* prices, int64_t points,
+  Solver(const float* cost, const int64_t* capacity, double* prices, int64_t points,
          int64_t bins, int32_t* home)
       : cost_(cost), capacity_(capacity), prices_(prices), n_(points), w_(bins), home_(home),
         count_(bins, 0), built_(bins, 0), heaps_(bins * bins), potential_(bins, 0.0),
@@ -78,6 +79,7 @@ class Solver {
     int64_t augmentations = 0;
     for (int64_t s = 0; s < w_; ++s)
       for (; count_[s] > capacity_[s]; ++augmentations) augment(s, search(s));
+    for (int64_t w = 0; w < w_; ++w) prices_[w] -= potential_[w];
     return augmentations;
   }
 
@@ -168,7 +170,7 @@ class Solver {
 
   const float* cost_;
   const int64_t* capacity_;
-  const double* prices_;
+  double* prices_;
   int64_t n_, w_;
   int32_t* home_;
   std::vector<int64_t> count_;
@@ -263,7 +265,7 @@ PyObject* assign_exact(PyObject*, PyObject* args) {
   if (!cost.ok()) return nullptr;
   View<int64_t> capacity(capacity_o, "capacity");
   if (!capacity.ok()) return nullptr;
-  View<double> prices(prices_o, "prices");
+  View<double, true> prices(prices_o, "prices");
   if (!prices.ok()) return nullptr;
   View<int32_t, true> out(out_o, "out");
   const int64_t n = out.size(), bins = capacity.size();

