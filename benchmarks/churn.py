@@ -51,7 +51,14 @@ def cases(requests: int, seed: int) -> Iterator[Case]:
 def run(case: Case) -> dict:
     """One case in a process of its own."""
     command = [sys.executable, "-m", "eldr.engine.testing.churn", json.dumps(asdict(case))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     if done.returncode != 0:
         raise RuntimeError(f"{case}: exit code {done.returncode}\n{done.stderr[-3000:]}")
     result: dict = json.loads(done.stdout.strip().splitlines()[-1])

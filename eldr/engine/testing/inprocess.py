@@ -41,6 +41,9 @@ def prepare(runner: str) -> None:
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if runner == "v2" else "0"
     import torch
 
+    # The variable comes too late where torch is loaded already; and on a busy machine a second
+    # thread makes every parallel region wait until it is scheduled.
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if runner == "v2" and not torch.cuda.is_available():
         from eldr.engine.testing import interpreter
 
