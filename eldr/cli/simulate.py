@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,8 @@ def _hardware(group: argparse._ArgumentGroup) -> None:
         help="experts live on one GPU each; the slowest counts")  # fmt: skip
     add("--max-batch", type=int, default=256, help="most requests in a decode step")
     add("--calibration", metavar="FILE",
-        help="measured step cost {base, expert, kv, request} instead of the model's")  # fmt: skip
+        help="measured: a result of `make gpu-check`, a log of /eldr/decode (.jsonl), or "
+        "coefficients {base, expert, kv, request} in seconds")  # fmt: skip
 
 
 def _traffic(group: argparse._ArgumentGroup) -> None:
@@ -96,6 +98,12 @@ def _scale(group: argparse._ArgumentGroup) -> None:
     add("--routers", type=int, default=1, metavar="R", help="routers in front of the fleet")
     add("--shared", action="store_true",
         help="every router uses every worker, knowing only its own requests")  # fmt: skip
+    add("--know-length", action="store_true", help="tell policies how long each answer will be")
+    add("--telemetry", type=float, default=0.0, metavar="S",
+        help="routers read the workers' counters every S seconds and learn the step cost; "
+        "default: they are told it")  # fmt: skip
+    add("--trust", type=float, default=0.0, metavar="F",
+        help="how far routers believe them against their own predictions, 0 to 1")  # fmt: skip
     add("--first-seed", type=int, default=0, help=argparse.SUPPRESS)
     add("--processes", type=int, default=2, help="processes to use, default 2")
 
@@ -129,6 +137,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cells(args: argparse.Namespace) -> list[Cell]:
+    from eldr.simulation.calibration import from_gpu_check, is_gpu_check
     from eldr.simulation.cells import Cell
     from eldr.simulation.cost import deployment
     from eldr.simulation.events import load_events
@@ -141,6 +150,11 @@ def _cells(args: argparse.Namespace) -> list[Cell]:
     batch = 32.0 if args.rate is None and args.load is None and args.batch is None else args.batch
     expert = args.tensor_parallel if args.expert_parallel else 1
     deployed = deployment(args.model, args.hardware, args.tensor_parallel, expert)
+    if args.calibration and args.sensitivity:
+        raise ValueError("--sensitivity varies assumed constants; leave --calibration out")
+    if args.calibration and is_gpu_check(args.calibration):
+        measured = from_gpu_check(args.calibration, deployed.hardware, args.model)
+        deployed, args.calibration = replace(deployed, hardware=measured), None
     made = []
     for path, mix, workers in itertools.product(
         args.trace or [str(TRACE_PATH)], args.mix or ["same"], args.workers or [8]
@@ -166,6 +180,9 @@ def _cells(args: argparse.Namespace) -> list[Cell]:
                 expected=args.expected,
                 routers=args.routers,
                 shared=args.shared,
+                know_length=args.know_length,
+                telemetry=args.telemetry,
+                trust=args.trust,
                 objective=Objective(args.slo_ttft_ms / 1e3, args.slo_tpot_ms / 1e3),
             )
         )

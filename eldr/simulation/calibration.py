@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from eldr.routing.cost import StepCost
 from eldr.routing.step_fit import StepSample
+from eldr.simulation.models import Figure, HardwareSpec
 
 _KEYS = ("base", "expert", "kv", "request")
 
@@ -64,12 +65,12 @@ def from_counters(before: Mapping[str, Any], after: Mapping[str, Any]) -> StepSa
     """The steps between two answers of a worker's `/eldr/decode`.
 
     Raises:
-        ValueError: another geometry, a restart in between, or no step.
+        ValueError: another geometry, or a restart in between.
     """
     if before.get("geometry") != after.get("geometry"):
         raise ValueError("calibration: the two snapshots have different geometries")
     steps = after["steps"] - before["steps"]
-    if steps < 1:
+    if steps < 0:
         raise ValueError(f"calibration: {steps} steps between the snapshots; did it restart?")
     return StepSample(
         steps=steps,
@@ -99,6 +100,51 @@ def load_snapshots(path: str | Path) -> list[StepSample]:
             except (ValueError, TypeError, KeyError) as error:
                 raise ValueError(f"{path}, line {number}: {error!r}") from error
     return samples
+
+
+def from_gpu_check(path: str | Path, assumed: HardwareSpec, model: str) -> HardwareSpec:
+    """Hardware whose bandwidth `make gpu-check` measured.
+
+    Bandwidth is the measured copy; efficiency is the rate at which the fused-MoE layer read one
+    more expert, relative to it, for this model or on average over the measured ones. A layer takes
+    at least what its MoE part took with no expert at all.
+
+    Raises:
+        ValueError: not such a file, or one without timings of MoE layers.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        copy = float(content["copy_bytes_per_s"])
+        layers = {
+            str(e["model"]).lower(): (float(e["expert_gb_per_s"]) * 1e9, float(e["base_us"]) * 1e-6)
+            for e in content["experts"]
+            if e["expert_gb_per_s"]
+        }
+        used = [layers[model]] if model in layers else list(layers.values())
+        if not (copy > 0 and used):
+            raise ValueError("no time of a fused-MoE layer was measured")
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path}: not a result of `make gpu-check`: {error!r}") from error
+    rate, base = np.mean(used, axis=0).tolist()
+    source = f"measured by gpu-check, {Path(path).name}"
+    fixed = max(assumed.layer_fixed.value, base)
+    return replace(
+        assumed,
+        bandwidth=Figure(copy, source),
+        efficiency=Figure(min(1.0, rate / copy), source),
+        layer_fixed=assumed.layer_fixed if fixed > base else Figure(base, source),
+    )
+
+
+def is_gpu_check(path: str | Path) -> bool:
+    """Whether a file looks like a result of `make gpu-check`."""
+    if Path(path).suffix != ".json":
+        return False
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return isinstance(content, dict) and "copy_bytes_per_s" in content
 
 
 def load_cost(path: str | Path) -> StepCost:

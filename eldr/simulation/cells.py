@@ -165,7 +165,9 @@ class Case:
             serving = traffic.resample(self.trace, serving, dict(cell.shares), seed + 1)
         made = cell.arrivals.make(cell.requests, seed)
         drawn = traffic.draw(self.trace, serving, cell.mix, made, seed)
-        self.rate, self.load = _rate(cell, self.replay, drawn)
+        self.rate, decode_load = _rate(cell, self.replay, drawn)
+        busy = float(cell.prefill.seconds(made.input_tokens).mean())
+        self.load = max(decode_load, self.rate * busy / cell.prefill.workers)
         self.traffic = replace(drawn, arrivals=made.at_rate(self.rate))
         told = None if cell.telemetry else cell.cost
         self._builder = Builder(Knowledge(self.trace, calibration, told), seed)
@@ -224,9 +226,24 @@ def _rate(cell: Cell, replay: Replay, drawn: traffic.Traffic) -> tuple[float, fl
     return rate, rate / full
 
 
-def run_case(cell: Cell, seed: int, policies: Sequence[str]) -> dict[str, Any]:
-    """One seed of a cell: policy -> figures; with the rate and what it is of capacity."""
+def run_case(
+    cell: Cell,
+    seed: int,
+    policies: Sequence[str],
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """One seed of a cell: policy -> figures; with the rate and what it is of capacity.
+
+    `progress` is called with the requests placed so far, over all policies.
+    """
     case = Case(cell, seed)
     layers = case.trace.geometry.layers
-    figures = {p: report.summarise(case.run(p), layers, cell.objective) for p in policies}
+    figures = {}
+    for i, policy in enumerate(policies):
+
+        def report_on(placed: int, before: int = i * cell.requests) -> None:
+            if progress is not None:
+                progress(before + placed)
+
+        figures[policy] = report.summarise(case.run(policy, report_on), layers, cell.objective)
     return {"rate": case.rate, "load": case.load, "policies": figures}

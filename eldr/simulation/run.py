@@ -14,7 +14,7 @@ from eldr.routing.policies.base import Policy
 from eldr.routing.request import RouteRequest
 from eldr.routing.worker import Worker
 from eldr.signature import Signature
-from eldr.simulation.events import FleetEvent, Kind
+from eldr.simulation.events import FleetEvent, Kind, check_events
 from eldr.simulation.pool import PoolConfig, Totals, make_pool
 from eldr.simulation.prefill import PrefillConfig, first_tokens
 from eldr.simulation.replay import Replay
@@ -70,6 +70,7 @@ class RunConfig:
             )
         if not (math.isfinite(self.telemetry) and self.telemetry >= 0):
             raise ValueError(f"run: telemetry must be finite and >= 0, got {self.telemetry}")
+        check_events(self.events, self.workers)
 
 
 @dataclass(frozen=True, eq=False)

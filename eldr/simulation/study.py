@@ -81,6 +81,8 @@ def study(
 ) -> list[Result]:
     """Runs every cell with every seed; one task per (cell, seed), in `processes` processes.
 
+    `progress` gets (done, total): requests in one process, tasks in several.
+
     Raises:
         ValueError: nothing to run, or a policy that does not exist.
     """
@@ -91,10 +93,16 @@ def study(
     tasks = [(i, s) for i in range(len(cells)) for s in seeds]
     done: dict[tuple[int, int], dict[str, Any]] = {}
     if processes == 1:
+        total = len(policies) * len(seeds) * sum(cell.requests for cell in cells)
+        before = 0
         for i, seed in tasks:
-            done[i, seed] = run_case(cells[i], seed, policies)
-            if progress:
-                progress(len(done), len(tasks))
+
+            def placed(count: int, before: int = before) -> None:
+                if progress:
+                    progress(before + count, total)
+
+            done[i, seed] = run_case(cells[i], seed, policies, placed)
+            before += len(policies) * cells[i].requests
     else:
         with ProcessPoolExecutor(processes, mp_context=get_context("forkserver")) as pool:
             futures = {

@@ -10,7 +10,13 @@ import pytest
 from eldr.geometry import Geometry
 from eldr.routing.cost import StepCost
 from eldr.routing.step_fit import StepSample
-from eldr.simulation.calibration import fit, from_counters, load_cost
+from eldr.simulation.calibration import (
+    fit,
+    from_counters,
+    from_gpu_check,
+    is_gpu_check,
+    load_cost,
+)
 from eldr.simulation.cost import Deployment, deployment, study_cost
 from eldr.simulation.models import HARDWARE, MODELS
 from eldr.workload.tiny import GEOMETRY
@@ -117,6 +123,24 @@ def test_samples_between_counters():
         from_counters(after, before)
     with pytest.raises(ValueError, match="geometries"):
         from_counters(before, {**after, "geometry": "h"})
+
+
+def test_gpu_check_results_replace_what_was_assumed(tmp_path):
+    path = tmp_path / "nvidia-h200.json"
+    layer = {"model": "Qwen3-30B-A3B", "base_us": 55.0, "expert_gb_per_s": 3000.0}
+    other = {"model": "DeepSeek-V3", "base_us": 30.0, "expert_gb_per_s": 3600.0}
+    path.write_text(json.dumps({"copy_bytes_per_s": 4e12, "experts": [layer, other]}))
+    assert is_gpu_check(path)
+    found = from_gpu_check(path, HARDWARE["h200"], "qwen3-30b-a3b")
+    assert found.bandwidth.value * found.efficiency.value == pytest.approx(3e12)
+    assert found.layer_fixed.value == pytest.approx(55e-6)
+    assert "gpu-check" in found.efficiency.source
+    mean = from_gpu_check(path, HARDWARE["h200"], "gpt-oss-120b")
+    assert mean.bandwidth.value * mean.efficiency.value == pytest.approx(3.3e12)
+    for content in ({"copy_bytes_per_s": 4e12, "experts": []}, {"copy_bytes_per_s": None}, []):
+        path.write_text(json.dumps(content))
+        with pytest.raises(ValueError, match="gpu-check"):
+            from_gpu_check(path, HARDWARE["h200"], "tiny")
 
 
 def test_cost_files(tmp_path):
