@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from eldr import kernels
 from eldr.engine.step import StepMetadata
 from eldr.geometry import Geometry
 
 # Batches above this share one row of `by_batch`: the table is for comparing, not for limits.
 MOST_BATCH = 1024
+_MOST_TOKENS = 65535  # in one step; what a uint16 count can hold
 
 
 class DecodeCounters:
@@ -27,7 +29,10 @@ class DecodeCounters:
     def __init__(self, geometry: Geometry, device: torch.device) -> None:
         self._geometry = geometry
         shape = (geometry.layers, geometry.experts)
-        self._read = torch.zeros(shape, dtype=torch.int64, device=device)
+        # The step's hits, as if its tokens filled one KV block: one launch, which starts anew.
+        self._hits = torch.zeros((1, *shape), dtype=torch.uint16, device=device)
+        self._slots = torch.arange(_MOST_TOKENS, device=device)
+        self._read = torch.zeros(shape, dtype=torch.bool, device=device)
         self._use = torch.zeros(shape, dtype=torch.int64, device=device)
         # Row b: experts read (over all layers) by the steps of b requests. Two policies can only
         # be compared at equal batch, since a larger batch reads more experts whoever is in it.
@@ -41,9 +46,9 @@ class DecodeCounters:
 
     def count(self, topk_ids: torch.Tensor, step: StepMetadata) -> None:
         """Adds one decode step; ids int32 [T, L, K]. Enqueues device work, never waits."""
-        flat = topk_ids.permute(1, 0, 2).reshape(self._geometry.layers, -1).long()
-        self._read.zero_()
-        self._read.scatter_(1, flat, 1)
+        slots = self._slots[: topk_ids.shape[0]]
+        kernels.accumulate_hits(topk_ids, slots, _MOST_TOKENS, self._hits)
+        torch.ne(self._hits[0].view(torch.int16), 0, out=self._read)
         self._use.add_(self._read)
         batch = min(step.requests, MOST_BATCH)
         self._read_by_batch[batch].add_(self._read.sum())
