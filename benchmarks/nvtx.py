@@ -2,8 +2,8 @@
 
     python -m benchmarks.nvtx [--json]
 
-CPU time of a loop with the site minus that of the same loop without it. Short loops, interleaved; the
-fastest of each kind counts, because a shared machine only ever adds time.
+CPU time of a loop with the site minus that of the same loop without it. Short loops, interleaved;
+the fastest of each kind counts, because a shared machine only ever adds time.
 """
 
 from __future__ import annotations
