@@ -309,15 +309,16 @@ def _report(pool: Pool, endpoint: Endpoint, answer: Answer) -> None:
 
 def _retry_after(answer: Answer) -> float | None:
     try:
-        return max(0.0, float(answer.headers.get("Retry-After", "")))
+        return max(0.0, float(answer.header(b"retry-after") or b""))
     except ValueError:
         return None
 
 
 def _pass(answer: Answer, extra: Mapping[str, str] | None = None) -> web.Response:
+    headers = answer.passed_headers()
     if extra:
-        answer.headers.update(extra)
-    return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
+        headers.update(extra)
+    return web.Response(status=answer.status, headers=headers, body=answer.body)
 
 
 def _give_up(leg: str, last: Failure | None) -> Answer:

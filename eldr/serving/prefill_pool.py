@@ -6,14 +6,15 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
-from hashlib import blake2b
 from itertools import count
+from zlib import crc32
 
 from eldr.serving.endpoints import Endpoint
 from eldr.serving.pool import Pool
 
 log = logging.getLogger(__name__)
 
+_MIX, _MASK = 0x9E3779B1, 0xFFFFFFFF
 # A worker may carry this much more than its fair share before its prefixes go elsewhere.
 _LOAD_FACTOR = 1.25
 # Long enough to tell system prompts apart, short enough to be shared by one conversation's turns.
@@ -73,6 +74,8 @@ class PrefillPool(Pool):
 def _by_prefix(able: list[Endpoint], prefix: bytes) -> Endpoint:
     """Rendezvous hashing with bounded loads: the best-ranked worker below the bound."""
     bound = math.ceil(_LOAD_FACTOR * (sum(e.running for e in able) + 1) / len(able))
-    key = blake2b(prefix, digest_size=16).digest()
-    ranked = sorted(able, key=lambda e: blake2b(key + e.salt, digest_size=8).digest())
+    key = crc32(prefix)
+    # A worker's rank for a prefix: the name's checksum continued from the prefix's, then mixed,
+    # since checksums of equal-length names differ by a constant.
+    ranked = sorted(able, key=lambda e: (crc32(e.salt, key) * _MIX) & _MASK, reverse=True)
     return next((e for e in ranked if e.running < bound), ranked[0])

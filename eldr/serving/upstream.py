@@ -45,11 +45,28 @@ class Limits:
 
 @dataclass(slots=True)
 class Answer:
-    """A worker's complete answer."""
+    """A worker's complete answer; its headers are decoded only for those who pass them on."""
 
     status: int
-    headers: CIMultiDict[str]
+    raw_headers: list[tuple[bytes, bytes]]
     body: bytes
+
+    def passed_headers(self) -> CIMultiDict[str]:
+        """The end-to-end headers."""
+        return passed(self.raw_headers)
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of a header, by its lower-case name."""
+        return next((v for k, v in self.raw_headers if k.lower() == name), None)
+
+
+def passed(raw: list[tuple[bytes, bytes]]) -> CIMultiDict[str]:
+    """The headers that are not this hop's own."""
+    out: CIMultiDict[str] = CIMultiDict()
+    for name, value in raw:
+        if name.lower() not in _NOT_PASSED:
+            out.add(name.decode("latin-1"), value.decode("latin-1"))
+    return out
 
 
 class Exchange:
@@ -77,11 +94,7 @@ class Exchange:
 
     def passed_headers(self) -> CIMultiDict[str]:
         """The answer's end-to-end headers."""
-        out: CIMultiDict[str] = CIMultiDict()
-        for name, value in self.connection.headers:
-            if name.lower() not in _NOT_PASSED:
-                out.add(name.decode("latin-1"), value.decode("latin-1"))
-        return out
+        return passed(self.connection.headers)
 
     async def answer(self, limit: int) -> Answer:
         """The whole answer.
@@ -90,7 +103,7 @@ class Exchange:
             UpstreamError: it broke off, stayed silent, or exceeds `limit` bytes.
         """
         body = await self.connection.read_all(limit)
-        return Answer(self.connection.status, self.passed_headers(), body)
+        return Answer(self.connection.status, self.connection.headers, body)
 
 
 async def open_exchange(
