@@ -57,7 +57,7 @@ def arguments(description: str) -> argparse.Namespace:
     """--json, --rounds, --quick, --device, --out: the same for every benchmark."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument("--rounds", type=int, default=15, help="interleaved rounds per case")
+    parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds per case")
     parser.add_argument("--quick", action="store_true", help="small shapes, few rounds")
     parser.add_argument(
         "--clock",
@@ -118,6 +118,7 @@ def _timer(function: Function, device: str) -> Callable[[], Sample]:
 
 
 def _host_time(function: Function) -> Sample:
+    function()  # untimed: each finds the caches as its own last call left them, not a neighbour's
     cpu, wall = time.process_time(), time.perf_counter()
     function()
     return time.perf_counter() - wall, time.process_time() - cpu
@@ -173,6 +174,7 @@ def conditions(device: str) -> dict[str, Any]:
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
+        "nice": os.nice(0),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "gpu": torch.cuda.get_device_name() if device == "cuda" else None,

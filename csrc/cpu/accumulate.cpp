@@ -41,6 +41,9 @@ std::vector<Run> find_runs(const eldr_accumulate_args& a) {
   return runs;
 }
 
+// Bytes of ids fetched ahead; less than 1 KB or more than 4 KB measured slower.
+constexpr int kAhead = 2048;
+
 // Adds the hits of tokens [begin, end) to one row. K = 0 reads top_k from the arguments. Saturating is only needed
 // where the count could pass the dtype's maximum.
 template <typename Id, typename Count, int K, bool Saturate>
@@ -52,6 +55,7 @@ ELDR_INLINE void add_hits(const eldr_accumulate_args& a, int64_t begin, int64_t 
     const Id* ids = static_cast<const Id*>(a.ids) + t * a.ids_stride_token;
     Count* cell = row;
     for (int l = 0; l < a.layers; ++l, ids += a.ids_stride_layer, cell += a.experts) {
+      __builtin_prefetch(reinterpret_cast<const char*>(ids) + kAhead);
 #pragma GCC unroll 8
       for (int k = 0; k < top_k; ++k) {
         const auto expert = static_cast<Unsigned>(ids[k]);  // negative ids become too large ones
@@ -76,20 +80,54 @@ void add_run(const eldr_accumulate_args& a, int64_t begin, int64_t end, Count* r
   }
 }
 
+// The next block's row, so that it arrives while this one is counted.
+template <typename Count>
+void prefetch_row(const eldr_accumulate_args& a, int64_t block) {
+  const char* row = reinterpret_cast<const char*>(static_cast<Count*>(a.histograms) + block * a.hist_stride_block);
+  const int64_t bytes = static_cast<int64_t>(sizeof(Count)) * a.layers * a.experts;
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 1);
+}
+
+// row = min(row + added, maximum), in a form that vectorises.
+template <typename Count>
+void add_saturating(Count* __restrict row, const Count* __restrict added, size_t cells) {
+  constexpr Count kMax = std::numeric_limits<Count>::max();
+  for (size_t i = 0; i < cells; ++i) {
+    const auto room = static_cast<Count>(kMax - added[i]);
+    row[i] = static_cast<Count>((row[i] < room ? row[i] : room) + added[i]);
+  }
+}
+
+// A long run into a row that could overflow: counted apart, a safe number of tokens at a time, and added saturating.
+template <typename Id, typename Count>
+void add_in_pieces(const eldr_accumulate_args& a, int64_t begin, int64_t end, Count* row) {
+  thread_local std::vector<Count> piece;
+  const size_t cells = static_cast<size_t>(a.layers) * static_cast<size_t>(a.experts);
+  const int64_t safe = std::numeric_limits<Count>::max() / a.top_k;
+  for (; begin < end; begin += safe) {
+    piece.assign(cells, 0);
+    add_run<Id, Count, false>(a, begin, std::min(begin + safe, end), piece.data());
+    add_saturating(row, piece.data(), cells);
+  }
+}
+
 // All runs of one block: zero the row if any is fresh, then add.
 template <typename Id, typename Count>
 void fill_row(const eldr_accumulate_args& a, const Run* runs, size_t n) {
+  constexpr int64_t kMax = std::numeric_limits<Count>::max();
   Count* row = static_cast<Count*>(a.histograms) + runs[0].block * a.hist_stride_block;
   const bool fresh = std::any_of(runs, runs + n, [](const Run& run) { return run.fresh; });
   if (fresh) std::memset(row, 0, sizeof(Count) * static_cast<size_t>(a.layers) * static_cast<size_t>(a.experts));
-  int64_t tokens = 0;
-  for (size_t i = 0; i < n; ++i) tokens += runs[i].end - runs[i].begin;
-  const bool fits = fresh && tokens * a.top_k <= std::numeric_limits<Count>::max();
+  int64_t hits = 0;  // of one layer
+  for (size_t i = 0; i < n; ++i) hits += (runs[i].end - runs[i].begin) * a.top_k;
   for (size_t i = 0; i < n; ++i) {
-    if (fits) {
+    const int64_t own = (runs[i].end - runs[i].begin) * a.top_k;
+    if (fresh && hits <= kMax) {
       add_run<Id, Count, false>(a, runs[i].begin, runs[i].end, row);
+    } else if (own < a.experts || a.top_k > kMax) {
+      add_run<Id, Count, true>(a, runs[i].begin, runs[i].end, row);  // few hits: cheaper than a pass over the row
     } else {
-      add_run<Id, Count, true>(a, runs[i].begin, runs[i].end, row);
+      add_in_pieces<Id, Count>(a, runs[i].begin, runs[i].end, row);
     }
   }
 }
@@ -105,6 +143,7 @@ int accumulate(const eldr_accumulate_args& a) {
   starts.push_back(runs.size());
 #pragma omp parallel for schedule(static) if (a.tokens * a.layers * a.top_k > 16384)
   for (int64_t i = 0; i < rows; ++i) {
+    if (i + 1 < rows) prefetch_row<Count>(a, runs[starts[i + 1]].block);
     fill_row<Id, Count>(a, runs.data() + starts[i], starts[i + 1] - starts[i]);
   }
   return 0;
