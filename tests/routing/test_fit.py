@@ -146,5 +146,5 @@ def test_unreadable_recordings(tmp_path):
 
 def test_recorded_is_checked_on_construction():
     good = recorded(4)
-    with pytest.raises(RecordedError, match="tokens"):
-        Recorded(good.counts[:0], good.tokens.reshape(2, 2), good.coverage, SMALL)
+    with pytest.raises(RecordedError, match="counts: expected"):
+        Recorded(good.counts[:2], good.tokens, good.coverage, SMALL)
