@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.simulation_scale import cpu_name
+from benchmarks.machine import cpu_name
 from eldr.simulation.cells import ArrivalSpec, Case, Cell
 from eldr.simulation.cost import study_cost
 from eldr.simulation.run import Outcome

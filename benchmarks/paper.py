@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.machine import cpu_name
 from benchmarks.policies import shared_data
-from benchmarks.simulation_scale import cpu_name
 from eldr.simulation.cells import ArrivalSpec, Cell
 from eldr.simulation.cost import deployment
 from eldr.simulation.progress import Progress

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.machine import cpu_name
 from eldr.simulation.cells import ArrivalSpec, Cell
 from eldr.simulation.cost import study_cost
 from eldr.simulation.report import LOAD_BALANCERS
@@ -28,8 +29,6 @@ from eldr.simulation.traffic import Mix
 from eldr.workload.traces import load
 
 TAUS = ("0", "0.05", "0.1", "0.15", "0.2", "0.3")
-PUBLISHED = tuple(f"locality_band:tau={tau}" for tau in TAUS)
-POLICIES = (*LOAD_BALANCERS, *PUBLISHED, "marginal_cost")
 CLIP = (16, 400)  # output tokens
 
 
@@ -113,7 +112,8 @@ def main() -> int:
     parser.add_argument("--requests-per-worker", type=int, default=1000)
     parser.add_argument("--batch", type=float, default=30.0)
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--no-published", action="store_true", help="leave the taus out")
+    parser.add_argument("--tau", action="append", help=f"of locality_band, default {TAUS}")
+    parser.add_argument("--no-published", action="store_true", help="leave locality_band out")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     data = shared_data()
@@ -122,7 +122,8 @@ def main() -> int:
         print(f"policies: no trace {', '.join(missing)}; set ELDR_SHARED_DATA", file=sys.stderr)
         return 3
     ours = tuple(args.policy or ["marginal_cost"])
-    chosen = (*LOAD_BALANCERS, *(() if args.no_published else PUBLISHED), *ours)
+    taus = () if args.no_published else tuple(args.tau or TAUS)
+    chosen = (*LOAD_BALANCERS, *(f"locality_band:tau={tau}" for tau in taus), *ours)
     grid = cells(
         traces, data / "arrivals.npz", args.workers or [8, 16], args.requests_per_worker, args.batch
     )
@@ -140,8 +141,13 @@ def main() -> int:
         print(
             json.dumps(
                 {
+                    "command": "python -m benchmarks.policies " + " ".join(sys.argv[1:]),
+                    "machine": {"cores": os.cpu_count(), "cpu": cpu_name()},
+                    "date": time.strftime("%Y-%m-%d"),
+                    "simulated": True,
                     "cells": [row for r in results for row in r.rows()],
                     "summary": summary,
+                    "table": table(results, ours),
                     "seconds": time.time() - started,
                 }
             )

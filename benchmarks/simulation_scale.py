@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.machine import cpu_name
 from eldr.routing.fleet import Fleet
 from eldr.routing.policies import make_policy
 from eldr.routing.request import RouteRequest
@@ -189,14 +190,6 @@ def main() -> int:
     if args.json:
         print(json.dumps(out))
     return 0
-
-
-def cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(x.split(":")[1].strip() for x in file if x.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
 
 
 if __name__ == "__main__":
