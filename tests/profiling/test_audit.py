@@ -129,6 +129,23 @@ def test_each_copy_is_found_once_with_its_size(tmp_path):
     assert [(hit.kind, hit.bytes) for hit in hits] == [("copy", 4), ("wait", 0)] * 2
 
 
+def test_runtime_and_driver_record_of_one_call_count_once(tmp_path):
+    class Both(Engine):
+        def accumulate(self, number):
+            super().accumulate(number)
+            if number == 3:
+                r = self.r
+                call = r.api("cudaMemcpyAsync_v3020")
+                r.api("cuMemcpyDtoHAsync_v2", correlation=call)
+                r.copy(4, stream=COMPUTE, correlation=call)
+                r.wait()
+                r.api("cuStreamSynchronize", correlation=r.correlation)
+
+    _, facts = judged(record_engine(tmp_path / "a.sqlite", Scenario(), Both))
+    hits = [hit.kind for hit in facts.hits if hit.range == tracing.ACCUMULATE]
+    assert hits == ["copy", "wait"]
+
+
 def test_range_ends_before_a_call_that_follows_at_once(tmp_path):
     recorder = Recorder()
     recorder.create_domain()
