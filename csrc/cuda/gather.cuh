@@ -58,17 +58,33 @@ __device__ __forceinline__ int place(int c) {
 
 __device__ __forceinline__ int64_t clamp(int64_t x, int64_t most) { return x < 0 ? 0 : x < most ? x : most; }
 
-// Blocks base, base + kDecideWarps, ... before stop, 16 bytes per lane and row.
+constexpr int kBatch = 8;  // rows in flight per lane
+
+// The block at position `at` of the list; -1 past its end and for blocks that do not exist.
+__device__ __forceinline__ int block_at(const DecideParams& p, int64_t at, int64_t stop) {
+  const int block = at < stop ? p.block_ids[at] : -1;
+  return block < p.num_blocks ? block : -1;
+}
+
+// Blocks base, base + kDecideWarps, ... before stop, 16 bytes per lane and row. All loads of a batch are issued
+// before the first is used: one trip to memory per batch, not per row.
 template <class Row>
 __device__ __forceinline__ void add_rows(const DecideParams& p, const Row* column, int64_t base, int64_t stop,
                                          uint32_t* counts, int lane) {
   LaneSum<Row> sum;
-#pragma unroll 8
-  for (int64_t i = base; i < stop; i += kDecideWarps) {
-    const int block = p.block_ids[i];
-    uint4 v = {0, 0, 0, 0};
-    if (block >= 0 && block < p.num_blocks) v = load16(column + block * p.row_stride);
-    sum.add(v);
+#pragma unroll 1
+  for (int64_t i = base; i < stop; i += kBatch * kDecideWarps) {
+    int block[kBatch];
+    uint4 piece[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) block[j] = block_at(p, i + j * kDecideWarps, stop);
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      piece[j] = uint4{0, 0, 0, 0};
+      if (block[j] >= 0) piece[j] = load16(column + block[j] * p.row_stride);
+    }
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) sum.add(piece[j]);
   }
 #pragma unroll
   for (int j = 0; j < Chunk<Row>::kPerLane; ++j) atomicAdd(counts + j * 32 + lane, sum.at(j));
@@ -82,8 +98,8 @@ __device__ __forceinline__ void add_cells(const DecideParams& p, const Row* chun
     uint32_t sum = 0;
 #pragma unroll 4
     for (int64_t i = base; i < stop; i += kDecideWarps) {
-      const int block = p.block_ids[i];
-      if (block >= 0 && block < p.num_blocks) sum += chunk[block * p.row_stride + c];
+      const int block = block_at(p, i, stop);
+      if (block >= 0) sum += chunk[block * p.row_stride + c];
     }
     atomicAdd(counts + c, sum);
   }

@@ -27,6 +27,10 @@ AMD_ASSEMBLY = """
 kernel:
 \ts_load_dwordx4 s[0:3], s[0:1], 0x0
 \tglobal_load_dwordx4 v[0:3], v0, s[0:1]
+\tglobal_load_dwordx4 v[4:7], v0, s[0:1]
+.LBB0_1:
+\tglobal_load_dwordx4 v[0:3], v0, s[0:1]
+\ts_cbranch_vccnz .LBB0_1
 \tds_add_u32 v0, v1
 \ts_endpgm
   .vgpr_count:     50
@@ -141,7 +145,7 @@ def test_a_kernel_with_local_memory_is_seen_to_spill(
     assert problem.startswith("f (cuda, sm_90): spills ")
 
 
-ROW = Row("k", "cuda", "sm_90", "nvcc 13", 40, 0, 0, 3, 10, 0, 500)
+ROW = Row("k", "cuda", "sm_90", "nvcc 13", 40, 0, 0, 3, 2, 10, 0, 500)
 
 
 @pytest.mark.parametrize(
@@ -150,11 +154,12 @@ ROW = Row("k", "cuda", "sm_90", "nvcc 13", 40, 0, 0, 3, 10, 0, 500)
         ({"spills": 8}, "spills 8 bytes"),
         ({"registers": 49}, "49 registers, expected at most 48"),
         ({"wide_loads": 2}, "2 128-bit loads, expected at least 3"),
+        ({"batch": 1}, "1 128-bit loads without a branch"),
         ({"global_atomics": 1}, "1 global atomics, expected at most 0"),
     ],
 )
 def test_every_bound_is_checked(change: dict[str, int], said: str) -> None:
-    limits = bounds.Bounds(registers=48, wide_loads=3)
+    limits = bounds.Bounds(registers=48, wide_loads=3, batch=2)
     assert bounds.problems(ROW, limits) == []
     (problem,) = bounds.problems(dataclasses.replace(ROW, **change), limits)
     assert said in problem
@@ -176,7 +181,8 @@ def test_every_instance_has_bounds_and_a_readable_symbol() -> None:
 def test_amd_assembly_is_read() -> None:
     usage = amd.kernel(AMD_ASSEMBLY)
     assert (usage.registers, usage.spills) == (50, 8)
-    assert usage.opcodes["global_load_dwordx4"] == 1
+    assert usage.opcodes["global_load_dwordx4"] == usage.wide_loads == 3
+    assert usage.batch() == 2
     assert usage.opcodes["ds_add_u32"] == 1
     with pytest.raises(ValueError, match="vgpr_spill_count"):
         amd.kernel("s_endpgm")

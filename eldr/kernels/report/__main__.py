@@ -88,11 +88,11 @@ def table(rows: Sequence[Row]) -> str:
     """The report for people."""
     width = max(len(row.kernel) for row in rows)
     head = f"{'kernel':{width}} {'target':>7} {'regs':>4} {'spill':>5} {'shared':>6} "
-    lines = [f"{head}{'128-bit':>7} {'loads':>5} {'instr':>5}  compiler"]
+    lines = [f"{head}{'128-bit':>7} {'batch':>5} {'loads':>5} {'instr':>5}  compiler"]
     for r in rows:
         lines.append(
             f"{r.kernel:{width}} {r.target:>7} {r.registers:4} {r.spills:5} {r.shared:6} "
-            f"{r.wide_loads:7} {r.loads:5} {r.instructions:5}  {r.compiler}"
+            f"{r.wide_loads:7} {r.batch:5} {r.loads:5} {r.instructions:5}  {r.compiler}"
         )
     return "\n".join(lines)
 

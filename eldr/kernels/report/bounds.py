@@ -3,6 +3,7 @@
 * No spills and no scratch, anywhere.
 * 128-bit loads where the data allows them: where a thread's share of a tile, and every row the
   tile is read from, is a multiple of 16 bytes.
+* Batches: loads that do not depend on each other are issued together, not one trip to memory each.
 * Registers: so many that the intended number of thread blocks fits a multiprocessor.
 * Global atomics: none but the two tickets of the CUDA decision.
 """
@@ -24,6 +25,7 @@ class Bounds:
 
     registers: int
     wide_loads: int = 0
+    batch: int = 0
     global_atomics: int = 0
 
 
@@ -82,7 +84,8 @@ def of_cuda(kernel: str) -> Bounds:
         return Bounds(48, int(match[1] == "16"))  # 48: five thread blocks of 256 threads
     if match := re.fullmatch(r"eldr::decide<\w+, (true|false), (\d)>", kernel):
         registers = 64 if match[2] == "1" else 128  # two thread blocks of 512 threads, or one
-        return Bounds(registers, 9 if match[1] == "true" else 0, global_atomics=2)  # 8 rows at once
+        wide = match[1] == "true"  # then a lane has several rows in flight, and reads vectors too
+        return Bounds(registers, 9 if wide else 0, 8 if wide else 0, global_atomics=2)
     raise ValueError(f"{kernel}: no bounds for it")
 
 
@@ -97,6 +100,10 @@ def problems(row: Row, bounds: Bounds) -> list[str]:
     if row.wide_loads < bounds.wide_loads:
         found.append(
             f"{where}: {row.wide_loads} 128-bit loads, expected at least {bounds.wide_loads}"
+        )
+    if row.batch < bounds.batch:
+        found.append(
+            f"{where}: {row.batch} 128-bit loads without a branch, expected at least {bounds.batch}"
         )
     if row.global_atomics > bounds.global_atomics:
         found.append(

@@ -15,7 +15,10 @@ _USAGE = re.compile(
     r"LOCAL:(?P<local>\d+)"
 )
 _SECTION = re.compile(r"^\s*\.section\s+\.text\.(\S+?),", re.MULTILINE)
-_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.M)
+# An instruction's opcode, or a label (the group is then empty).
+_LINE = re.compile(
+    r"^(?:\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)|\.L_x_\d+:)", re.M
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,24 @@ class Usage:
     registers: int
     spills: int
     shared: int
-    opcodes: Counter[str]
+    code: list[str]  # opcodes in order, and labels as ""
+
+    @property
+    def opcodes(self) -> Counter[str]:
+        """How often each occurs."""
+        return Counter(op for op in self.code if op)
+
+    def batch(self) -> int:
+        """Most 128-bit loads between two branches."""
+        most = here = 0
+        for opcode in self.code:
+            family, *parts = opcode.split(".")
+            if family in ("", "BRA", "EXIT", "BAR", "RET"):
+                here = 0
+            elif family in ("LDG", "LDGSTS") and "128" in parts:
+                here += 1
+                most = max(most, here)
+        return most
 
     def count(self, *families: str, having: str = "") -> int:
         """Instructions whose first part is one of `families` and that have the part `having`."""
@@ -72,22 +92,22 @@ def functions(cubin: Path) -> dict[str, Usage]:
     Raises:
         UnreadableError: the tools are older than the cubin.
     """
-    opcodes = dict(_opcodes(_output(tool("nvdisasm"), "-c", cubin)))
+    code = dict(_code(_output(tool("nvdisasm"), "-c", cubin)))
     found = {}
     for match in _USAGE.finditer(_output(tool("cuobjdump"), "--dump-resource-usage", cubin)):
-        counted = opcodes.get(match["name"], Counter())
+        own = code.get(match["name"], [])
         spills = int(match["stack"]) + int(match["local"])
-        local = sum(n for op, n in counted.items() if op.split(".")[0] in ("LDL", "STL"))
+        local = sum(1 for op in own if op.split(".")[0] in ("LDL", "STL"))
         found[match["name"]] = Usage(
-            int(match["reg"]), max(spills, 4 * local), int(match["shared"]), counted
+            int(match["reg"]), max(spills, 4 * local), int(match["shared"]), own
         )
     if not found:
         raise UnreadableError(f"{cubin.name}: cuobjdump names no function")
     return found
 
 
-def _opcodes(disassembly: str) -> Iterator[tuple[str, Counter[str]]]:
+def _code(disassembly: str) -> Iterator[tuple[str, list[str]]]:
     starts = list(_SECTION.finditer(disassembly))
     for i, start in enumerate(starts):
         end = starts[i + 1].start() if i + 1 < len(starts) else len(disassembly)
-        yield start[1], Counter(_INSTRUCTION.findall(disassembly[start.end() : end]))
+        yield start[1], _LINE.findall(disassembly[start.end() : end])

@@ -18,6 +18,7 @@ class Row:
         spills: bytes of local memory per thread: stack, spilled registers, scratch.
         shared: static shared memory of a thread block, in bytes.
         wide_loads: instructions that load 128 bits from global memory, also asynchronously.
+        batch: most of them between two branches: loads that one trip to memory can serve.
         loads: all instructions that load from global memory.
         global_atomics: instructions that update global memory atomically.
         instructions: in the whole kernel.
@@ -31,6 +32,7 @@ class Row:
     spills: int
     shared: int
     wide_loads: int
+    batch: int
     loads: int
     global_atomics: int
     instructions: int

@@ -96,13 +96,13 @@ def row(recipe: Recipe, target: str) -> Row:
         usage = amd.kernel(built.asm["amdgcn"])
         ops = usage.opcodes
         loads = {op: n for op, n in ops.items() if op.startswith(("global_load", "buffer_load"))}
-        wide = sum(n for op, n in loads.items() if "dwordx4" in op or op.endswith("_b128"))
         atomics = sum(
             n for op, n in ops.items() if op.startswith(("global_atomic", "buffer_atomic"))
         )
         return Row(
             recipe.name, "triton", target, version, usage.registers, usage.spills,
-            built.metadata.shared, wide, sum(loads.values()), atomics, sum(ops.values()),
+            built.metadata.shared, usage.wide_loads, usage.batch(), sum(loads.values()), atomics,
+            sum(ops.values()),
         )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
@@ -117,6 +117,6 @@ def from_nvidia(
     """A row from what the NVIDIA tools say."""
     return Row(
         kernel, backend, target, compiler, usage.registers, usage.spills, shared,
-        usage.count("LDG", "LDGSTS", having="128"), usage.count("LDG", "LDGSTS"),
+        usage.count("LDG", "LDGSTS", having="128"), usage.batch(), usage.count("LDG", "LDGSTS"),
         usage.count("ATOM", "ATOMG", "RED", "REDG"), sum(usage.opcodes.values()),
     )  # fmt: skip

@@ -62,7 +62,16 @@ MUTATIONS = {
         "    __syncthreads();\n  }\n  for (int w = thread;",
         "  }\n  for (int w = thread;",
     ),
-    "no check of block ids": ("gather", "if (block >= 0 && block < p.num_blocks) v =", "v ="),
+    "no check of block ids": (
+        "gather",
+        "return block < p.num_blocks ? block : -1;",
+        "return block;",
+    ),
+    "list of blocks read past its end": (
+        "gather",
+        "at < stop ? p.block_ids[at] : -1",
+        "p.block_ids[at]",
+    ),
 }
 
 
