@@ -52,7 +52,8 @@ def from_log(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, Any]:
             facts.append(of_row(row))
             workers |= dict.fromkeys(row["candidates"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{name}: row {number}: {error}") from error
+            text = str(error).removeprefix("not a decision: ")
+            raise ValueError(f"{name}: row {number}: not a decision: {text}") from error
         workers[facts[-1].worker] = None
         last.append(row)
     skew = numbers.load_skew(

@@ -7,11 +7,14 @@ import json
 import random
 from collections import Counter
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from eldr.geometry import Geometry
+from eldr.routing.fit import fit_partition
+from eldr.routing.recorded import Recorded
 from eldr.signature import Signature, encode
 from eldr.workload.tiny import TRACE_PATH
 from eldr.workload.traces import ExpertTrace, load
@@ -30,11 +33,15 @@ def _index(seen: Seen) -> int:
 
 
 class TracedPrefill(MockWorker):
-    """Answers prompts `trace:N` with the signature of the trace's request N."""
+    """Answers prompts `trace:N` with the signature of the trace's request N.
 
-    def __init__(self) -> None:
+    Every `cached`-th prompt comes mostly from the prefix cache: its signature covers little.
+    """
+
+    def __init__(self, cached: int = 0) -> None:
         super().__init__("prefill", geometry=trace().geometry)
         self._request = 0
+        self._cached = cached
 
     def _prefill_body(self, seen: Seen) -> bytes:
         self._request = _index(seen)
@@ -43,7 +50,8 @@ class TracedPrefill(MockWorker):
     def _signature(self, tokens: int) -> dict[str, Any]:
         counts = trace().prompt_counts[self._request]
         prompt = int(counts.sum()) // (trace().geometry.layers * trace().geometry.top_k)
-        return encode(Signature(counts, prompt, 1.0), trace().geometry)
+        covered = 0.2 if self._cached and self.count % self._cached == 0 else 1.0
+        return encode(Signature(counts, prompt, covered), trace().geometry)
 
 
 class TracedDecode(MockWorker):
@@ -109,7 +117,6 @@ class TracedDecode(MockWorker):
     async def _get(self, path: str, writer: asyncio.StreamWriter) -> bool:
         if path != "/eldr/decode":
             return await super()._get(path, writer)
-        self.gets.append(path)
         _write(writer, 200, json.dumps(self.counters()).encode())
         await writer.drain()
         return True
@@ -127,6 +134,18 @@ class TracedDecode(MockWorker):
             "use": self.use.tolist(),
             "by_batch": {str(b): row for b, row in self.by_batch.items()},
         }
+
+
+def fitted(folder: Path, workers: int) -> str:
+    """A partition file, fitted to the prompts of the even half of the trace."""
+    half = trace().select(range(0, len(trace()), 2))
+    counts = half.prompt_counts
+    tokens = (half.cuts - half.offsets[:-1]).astype(np.int32)
+    coverage = np.ones(len(half), np.float32)
+    recorded = Recorded(counts, tokens, coverage, trace().geometry)
+    path = folder / "partition.safetensors"
+    fit_partition(recorded, [str(i) for i in range(workers)]).save(path)
+    return str(path)
 
 
 async def drive(r: Rig, requests: int, clients: int, seed: int = 0, tokens: int = 48) -> Counter:

@@ -60,7 +60,7 @@ function numbers(n, experts) {
   card("n-decision", micro(d.p99_us), "", [d.why, d.n ? `p50 ${micro(d.p50_us)} over ${d.n.toLocaleString("en")} decisions` : null]);
   const s = n.skew;
   card("n-skew", s.max_over_mean === null ? "–" : fixed(s.max_over_mean, 2), "",
-    [s.why, s.why ? null : `${short(s.worker)}: ${number(s.max)} against ${number(s.mean)}`, s.why ? null : s.unit]);
+    [s.why, s.why ? null : `${number(s.max)} on ${short(s.worker)}, mean ${number(s.mean)}`, s.why ? null : s.unit]);
 }
 
 function paint(canvas, values) {
@@ -71,7 +71,7 @@ function paint(canvas, values) {
   canvas.height = 1;
   const context = canvas.getContext("2d"), image = context.createImageData(values.length, 1);
   values.forEach((v, i) => {
-    const t = Math.sqrt(v / 255);
+    const t = v / 255;
     for (let c = 0; c < 3; c++) image.data[4 * i + c] = Math.round(a[c] + (b[c] - a[c]) * t);
     image.data[4 * i + 3] = 255;
   });
@@ -194,7 +194,7 @@ function decisions(rows, total) {
     button.addEventListener("click", () => { state.open = open ? null : id; decisions(rows, total); });
     nodes.push(el("tr", {}, el("td", {}, clock(d.time)), el("td", { class: "id" }, button), el("td", { title: d.worker }, short(d.worker)),
       el("td", {}, d.reason ? `${d.branch}: ${d.reason}` : d.branch), el("td", { class: "num" }, number(d.added_experts)),
-      el("td", { class: "num opt" }, number(d.prompt_tokens)), el("td", { class: "num" }, micro(d.decision_us))));
+      el("td", { class: "num" }, number(d.prompt_tokens)), el("td", { class: "num" }, micro(d.decision_us))));
     if (open) nodes.push(el("tr", { class: "detail", id: `why-${i}` }, el("td", { colspan: 7 }, ...detail(d))));
   });
   body.replaceChildren(...nodes);
