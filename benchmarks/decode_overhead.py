@@ -1,10 +1,10 @@
-"""What the engine hook costs a decode step: its host time as a share of the step, on a CPU.
+"""What the engine hook costs a decode step: its share of the step's CPU time.
 
     python -m benchmarks.decode_overhead --json
 
-A real engine (the bundled model, model runner V1, one process) decodes with a fixed batch; every
-call of the hook is timed inside the steps it belongs to, so that both share the machine's noise.
-On a CPU the hook's device work is host time as well, so all of it is counted.
+A real engine (the bundled model, model runner V1, one process, one thread) decodes with a fixed
+batch; every call of the hook is timed inside the steps it belongs to. Times are the process's CPU
+time, so that other processes do not count. On a CPU the hook's device work is host time as well.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import os
 import statistics
 import sys
 import time
+from collections import Counter
 from typing import Any
 
 from benchmarks.nvtx import cpu_model
 from eldr.engine.testing import inprocess
+from eldr.engine.worker import PendingStep
 from eldr.workload.tiny import MODEL_DIR
 
 _CALLS = {"scheduler": ("build_metadata", "receive"), "worker": ("after_forward", "take_pending")}
@@ -30,14 +32,17 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self.by_call: Counter[str] = Counter()
 
     def wrap(self, owner: Any, name: str) -> None:
         call = getattr(owner, name)
 
         def timed(*args: Any) -> Any:
-            begin = time.perf_counter()
+            begin = time.process_time()
             result = call(*args)
-            self.seconds += time.perf_counter() - begin
+            spent = time.process_time() - begin
+            self.seconds += spent
+            self.by_call[name] += spent
             return result
 
         setattr(owner, name, timed)
@@ -55,6 +60,8 @@ def measure(batch: int, steps: int, role: str) -> dict[str, Any]:
         "scheduler": inprocess.scheduler(llm).eldr,
         "worker": inprocess.worker(llm).model_runner.eldr,
     }
+    for name in ("enqueue_copy", "result"):
+        watch.wrap(PendingStep, name)
     for owner, names in _CALLS.items():
         for name in names:
             watch.wrap(owners[owner], name)
@@ -65,16 +72,18 @@ def measure(batch: int, steps: int, role: str) -> dict[str, Any]:
     for _ in range(5):  # prompts, and the first decode steps
         llm.llm_engine.step()
     hook, total = [], []
+    watch.by_call.clear()
     for _ in range(steps):
-        watch.seconds, begin = 0.0, time.perf_counter()
+        watch.seconds, begin = 0.0, time.process_time()
         llm.llm_engine.step()
-        total.append(time.perf_counter() - begin)
+        total.append(time.process_time() - begin)
         hook.append(watch.seconds)
     return {
         "role": role,
         "batch": batch,
         "steps": steps,
         "hook_us": 1e6 * statistics.median(hook),
+        "hook_us_by_call": {n: round(1e6 * t / steps, 1) for n, t in watch.by_call.items()},
         "step_us": 1e6 * statistics.median(total),
         "share": statistics.median(h / t for h, t in zip(hook, total, strict=True)),
         "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "load": os.getloadavg()[0]},
