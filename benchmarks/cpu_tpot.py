@@ -5,8 +5,10 @@
 The demo model's experts are widened with zero-weight units (the function stays the same) until
 reading them dominates a step. The simulator runs the same requests through a fleet under every
 policy; at the same moments, the batch of every worker is taken and decoded by one real vLLM engine,
-policies in turn, so that a slow moment of the machine falls on all of them. Prompts come from the
-prefix cache; only steps in which every request decodes one token are timed.
+policies in turn, so that a slow moment of the machine falls on all of them. A sweep of batches of
+one domain and of all, of 2 to 32 requests, goes with them: the fit of step time against distinct
+experts is over everything. Prompts come from the prefix cache; only steps in which every request
+decodes one token are timed.
 
 Two clocks: `wall`, and `cpu`, the processor time of the engine's process, which does not count what
 a busy machine gives to others (it still feels their traffic on the memory bus). `clock` in the
@@ -38,6 +40,8 @@ from eldr.simulation.traffic import Mix
 from eldr.workload.tiny import MODEL_DIR, TRACE_PATH
 from eldr.workload.traces import ExpertTrace, load
 
+SWEEP = "sweep"
+SWEEP_SIZES = (2, 4, 8, 16, 32)
 BASE = "least_requests"
 POLICIES = (BASE, "locality_band:tau=0.1", "marginal_cost")
 OURS = POLICIES[1:]
@@ -93,6 +97,26 @@ def batches(
     return made
 
 
+def sweep(trace: ExpertTrace, seed: int) -> list[Batch]:
+    """Batches of one domain and of all domains, small to large."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for size in SWEEP_SIZES:
+        one = np.flatnonzero(trace.domain == rng.integers(len(trace.domains)))
+        for pool in (one, np.arange(len(trace))):
+            rows = rng.choice(pool, size, replace=False)
+            made.append(Batch(-1, -1, SWEEP, tuple(int(r) for r in rows)))
+    return made
+
+
+def spread(work: Sequence[Batch], extra: Sequence[Batch]) -> list[Batch]:
+    """`extra` laid in between, evenly: a drift of the machine's speed must not look like a slope."""
+    out = list(work)
+    for i, batch in enumerate(extra):
+        out.insert((i * len(work)) // max(1, len(extra)) + i, batch)
+    return out
+
+
 def running(outcome: Outcome, worker: int, now: float) -> tuple[int, ...]:
     """Rows of the requests that decode on a worker at a moment."""
     here = (outcome.worker == worker) & (outcome.first_token <= now) & (outcome.end > now)
@@ -109,6 +133,7 @@ class Engine:
             str(model),
             max_num_seqs=most,
             max_model_len=512,
+            block_size=16,
             enable_prefix_caching=True,
             additional_config={"eldr": {"role": "decode"}},
         )
@@ -177,7 +202,7 @@ def fit(rows: Sequence[Measured], clock: str) -> dict[str, Any]:
 def tpot(rows: Sequence[Measured], clock: str, moments: Sequence[int]) -> dict[str, float]:
     """Median over the running requests of these moments of their step time, per policy."""
     out = {}
-    for policy in dict.fromkeys(r.policy for r in rows):
+    for policy in dict.fromkeys(r.policy for r in rows if r.policy != SWEEP):
         mine = [r for m in moments for r in rows if r.policy == policy and r.moment == m]
         values = np.repeat([getattr(r, f"{clock}_ms") for r in mine], [r.requests for r in mine])
         out[policy] = float(np.median(values))
@@ -186,7 +211,7 @@ def tpot(rows: Sequence[Measured], clock: str, moments: Sequence[int]) -> dict[s
 
 def ratios(rows: Sequence[Measured], clock: str, seed: int = 0) -> dict[str, Any]:
     """TPOT of every policy over that of least_requests; 95 % interval by resampling moments."""
-    moments = sorted({r.moment for r in rows})
+    moments = sorted({r.moment for r in rows if r.policy != SWEEP})
     whole = tpot(rows, clock, moments)
     rng = np.random.default_rng(seed)
     drawn = [tpot(rows, clock, rng.choice(moments, len(moments)).tolist()) for _ in range(400)]
@@ -210,6 +235,7 @@ def main() -> int:
     parser.add_argument("--batch", type=float, default=16.0, help="mean batch of a worker")
     parser.add_argument("--moments", type=int, default=6)
     parser.add_argument("--steps", type=int, default=16, help="timed steps of a batch")
+    parser.add_argument("--rounds", type=int, default=1, help="times that every batch is measured")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--json", action="store_true")
@@ -222,11 +248,13 @@ def main() -> int:
         return 3
     from eldr.workload.widen import widen_experts
 
-    work = batches(args.workers, args.batch, args.moments, args.seed, POLICIES)
+    trace = load(TRACE_PATH)
+    made = batches(args.workers, args.batch, args.moments, args.seed, POLICIES)
+    work = spread(made, sweep(trace, args.seed)) * args.rounds
     with tempfile.TemporaryDirectory() as folder:
         wide = widen_experts(MODEL_DIR, Path(folder) / "wide", args.width)
         most = max(len(b.rows) for b in work)
-        engine = Engine(wide.path, most, load(TRACE_PATH))
+        engine = Engine(wide.path, most, trace)
         engine.decode(work[0].rows, args.steps)  # warm-up
         rows = measure(engine, work, args.steps)
     summary = {
