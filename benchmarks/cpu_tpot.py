@@ -110,7 +110,7 @@ def sweep(trace: ExpertTrace, seed: int) -> list[Batch]:
 
 
 def spread(work: Sequence[Batch], extra: Sequence[Batch]) -> list[Batch]:
-    """`extra` laid in between, evenly: a drift of the machine's speed must not look like a slope."""
+    """`extra` laid in between, evenly: a drift of the machine must not look like a slope."""
     out = list(work)
     for i, batch in enumerate(extra):
         out.insert((i * len(work)) // max(1, len(extra)) + i, batch)
