@@ -75,7 +75,7 @@ class Condition:
         self._returned: float | None = None
         self.draining = False
         self.down = False
-        self.heard = 0.0
+        self.heard = -float("inf")
         self.busy_until = 0.0
 
     def state(self, now: float) -> State:
