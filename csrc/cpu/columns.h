@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 
 #include "../eldr_launch.h"
 
@@ -16,10 +17,10 @@ inline int64_t chunks_of(int64_t cells) { return (cells + kChunk - 1) / kChunk; 
 // counts[i] = sum of the request's rows at columns [column, column + width), width <= kChunk.
 void gather_chunk(const eldr_gather_args& a, int request, int64_t column, int width, int32_t* counts);
 
-// dots[w] = sum_i x[i] * vectors[w, column + i]; the last sum is sum_i x[i]^2 * squares[column + i] (0 without squares).
-float score_chunk(const float* x, int64_t cells, int64_t column, int width, const eldr_score_args& a, float* dots);
+// Writes counts of request r at columns [column, column + width) as floats.
+using Counts = std::function<void(int r, int64_t column, int width, float* x)>;
 
-// scores[r, :] from the chunks' partial sums: dots [chunks, workers], norms [chunks], in ascending chunk order.
-void finish_scores(const float* dots, const float* norms, int64_t chunks, int request, const eldr_score_args& a);
+// Scores of all requests; `counts` is called once per (request, chunk), from several threads.
+void score_groups(int requests, int64_t cells, const eldr_score_args& a, const Counts& counts);
 
 }  // namespace eldr::cpu
