@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import aiohttp
 from aiohttp import web
@@ -22,6 +24,8 @@ log = logging.getLogger(__name__)
 CHAT = "/v1/chat/completions"
 _MODELS_SECONDS = 5.0
 _CLIENT_GONE = 499
+# A request whose time is over is ended by its worker's deadline; this is for what does not see it.
+_GRACE_SECONDS = 5.0
 
 
 class Surface:
@@ -53,7 +57,8 @@ class Surface:
             async with self._router.admission:
                 call = await self._open(request)
                 request_id.set(call.request_id)
-                response = await self._router.legs.serve(call)
+                with _ends_at(call.expires + _GRACE_SECONDS):
+                    response = await self._router.legs.serve(call)
                 outcome = _outcome(call, response)
                 self._router.observe(call, outcome)
                 return response
@@ -123,6 +128,18 @@ class Surface:
         reasons += [f"no {p.role} worker" for p in (router.prefill, router.decode) if not p.able()]
         status = "not ready" if reasons else "ready"
         return json_answer({"status": status, "reasons": reasons}, 503 if reasons else 200)
+
+
+@contextmanager
+def _ends_at(when: float) -> Iterator[None]:
+    """Cancels the current task at a loop time: a client that stops reading cannot stay for ever."""
+    task = asyncio.current_task()
+    assert task is not None
+    timer = asyncio.get_running_loop().call_at(when, task.cancel)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _outcome(call: Call, response: web.StreamResponse) -> str:

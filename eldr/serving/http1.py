@@ -13,7 +13,7 @@ from typing import Literal, cast
 
 import httptools
 
-FailureKind = Literal["connect", "reset", "timeout", "malformed"]
+FailureKind = Literal["connect", "reset", "timeout", "malformed", "cut"]
 
 # Reading pauses while the consumer is this far behind.
 _HIGH_WATER = 2**18
@@ -26,7 +26,8 @@ class UpstreamError(Exception):
 
     Attributes:
         kind: `connect` (never reached), `reset` (connection lost), `timeout` (no byte in time),
-            `malformed` (not HTTP, or more than allowed).
+            `malformed` (not HTTP, or more than allowed), `cut` (ended by the router itself: the
+            request's time is over, or the router stops).
         sent: whether the worker may have seen the request.
     """
 
@@ -170,9 +171,14 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         return transport is not None and self.alive and transport.get_write_buffer_size() == 0
 
-    def overdue(self, now: float) -> bool:
-        """Whether a deadline has passed."""
-        return not self.complete and (self.deadline < now or self.expires < now)
+    def check_deadlines(self, now: float) -> None:
+        """Fails an exchange that was silent for too long, or whose request's time is over."""
+        if self.complete:
+            return
+        if self.expires < now:
+            self.fail("cut", "the request's time is over")
+        elif self.deadline < now:
+            self.fail("timeout", "the worker did not answer in time")
 
     def send(self, data: bytes) -> None:
         """Begins an exchange."""

@@ -27,7 +27,7 @@ from eldr.serving.kv_release import KvRelease
 from eldr.serving.metrics import Metrics
 from eldr.serving.pool import Pool
 from eldr.serving.prefill_pool import PrefillPool
-from eldr.serving.relay import Truncated, end_broken_stream, relay_events
+from eldr.serving.relay import Truncated, end_broken_stream, first_event, relay_events
 from eldr.serving.retry import RetryBudget, Tries
 from eldr.serving.upstream import Answer, Attempt, Exchange, Limits, open_exchange
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 # Answers by which a worker says "not here, not now": another worker may take the request.
 _FULL = frozenset({429, 503})
 _ELSEWHERE = _FULL | {502, 504}
-_STATUS = {"connect": 503, "reset": 502, "malformed": 502, "timeout": 504}
+_STATUS = {"connect": 503, "reset": 502, "malformed": 502, "timeout": 504, "cut": 504}
 _LONGEST_ANSWER = 2**28
 
 Failure = UpstreamError | Answer
@@ -190,8 +190,9 @@ class Legs:
 
         The first try is free, and so are those after a refused connection, which cost nobody time.
         """
-        refused = isinstance(last, UpstreamError) and last.kind == "connect"
-        if not tries.next(refused=refused):
+        kind = last.kind if isinstance(last, UpstreamError) else None
+        refused = kind == "connect"
+        if kind == "cut" or not tries.next(refused=refused):
             return False
         if last is None:
             return True
@@ -255,9 +256,7 @@ class Legs:
 
     async def _stream(self, call: Call, ticket: Ticket, exchange: Exchange) -> web.StreamResponse:
         # The client's status line waits for the first event: until then another worker can serve.
-        first = await exchange.connection.read()
-        if not first:
-            raise UpstreamError("reset", True, "the stream ended before its first event")
+        first = await first_event(exchange.connection)
         if first.startswith(_ERROR_EVENT):
             raise UpstreamError("reset", True, _error_text(first))
         headers = exchange.passed_headers()
@@ -270,8 +269,7 @@ class Legs:
             self._decode.succeeded(ticket.endpoint)
         except Truncated as error:
             call.broken = True
-            failure = UpstreamError("reset", True, str(error))
-            self._decode.failed(ticket.endpoint, failure)
+            self._decode.failed(ticket.endpoint, error.cause)
             log.warning("%s: %s broke off: %s", call.request_id, ticket.endpoint.name, error)
             await end_broken_stream(
                 client, f"the decode worker's stream broke off ({error}); the text is incomplete"

@@ -67,8 +67,8 @@ class Origin:
 
     def tick(self, now: float, keep_alive: float) -> None:
         """Fails exchanges whose deadline passed; closes connections that idled for too long."""
-        for connection in [c for c in self.busy if c.overdue(now)]:
-            connection.fail("timeout", "the worker did not answer in time")
+        for connection in list(self.busy):
+            connection.check_deadlines(now)
         while self.idle and self.idle[0].idle_since < now - keep_alive:
             self.idle.popleft().close()
 
@@ -115,7 +115,7 @@ class Client:
         """Ends every exchange with an error."""
         for origin in self._origins.values():
             for connection in list(origin.busy):
-                connection.fail("reset", why)
+                connection.fail("cut", why)
 
     def start(self) -> None:
         """Starts the ticker."""

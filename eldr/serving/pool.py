@@ -97,7 +97,9 @@ class Pool:
             self._returned(endpoint)
 
     def failed(self, endpoint: Endpoint, error: UpstreamError) -> None:
-        """A member gave no usable answer."""
+        """A member gave no usable answer; what the router cut off itself says nothing of it."""
+        if error.kind == "cut":
+            return
         # Nobody listens, or nothing came for the whole time limit: one such failure is enough.
         certain, unreachable = error.kind in ("connect", "timeout"), error.kind == "connect"
         if endpoint.condition.failed(self._now(), certain=certain, unreachable=unreachable):

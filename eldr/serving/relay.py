@@ -14,7 +14,30 @@ _LONGEST_EVENT = 2**20
 
 
 class Truncated(Exception):
-    """The worker's stream ended before its end mark."""
+    """The worker's stream ended before its end mark.
+
+    Attributes:
+        cause: how it ended.
+    """
+
+    def __init__(self, cause: UpstreamError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+async def first_event(upstream: Connection) -> bytes:
+    """The first bytes of a stream, up to at least the end of its first event.
+
+    Raises:
+        UpstreamError: the stream ended before that.
+    """
+    first = b""
+    while not any(mark in first for mark in _EVENT_END) and len(first) < _LONGEST_EVENT:
+        piece = await upstream.read()
+        if not piece:
+            raise UpstreamError("reset", True, "the stream ended before its first event")
+        first += piece
+    return first
 
 
 async def relay_events(upstream: Connection, client: web.StreamResponse, first: bytes) -> int:
@@ -41,9 +64,9 @@ async def relay_events(upstream: Connection, client: web.StreamResponse, first: 
         try:
             chunk = await upstream.read()
         except UpstreamError as error:
-            raise Truncated(str(error)) from error
+            raise Truncated(error) from error
     if not _ended(last, tail):
-        raise Truncated("the stream ended without its end mark")
+        raise Truncated(UpstreamError("reset", True, "the stream ended without its end mark"))
     if tail:
         await client.write(tail)
     return max(events, 0)

@@ -20,6 +20,7 @@ from eldr.serving.config import ConfigError, RouterConfig
 from eldr.serving.errors import StartError
 from eldr.serving.opening import open_router
 from eldr.serving.operator_page import OperatorPage
+from eldr.serving.policy import live_policies
 from eldr.serving.security import is_loopback, server_tls
 from eldr.serving.state import Router
 
@@ -206,7 +207,7 @@ def _announce(router: Router, sockets: dict[str, socket.socket], seconds: float)
         config.host,
         sockets["main"].getsockname()[1],
         seconds,
-        config.policy,
+        " against ".join(live_policies(config)),
         len(router.prefill.endpoints),
         len(router.decode.endpoints),
     )

@@ -184,6 +184,36 @@ async def test_first_event_that_is_an_error_is_retried_elsewhere() -> None:
             assert b"error" not in raw
 
 
+async def test_error_event_in_small_pieces_is_retried_as_well() -> None:
+    async with rig(1, 2, policy="round_robin") as r:
+        error = {"error": {"message": "KV load failed", "code": 500}}
+        r.decode[0].plan = Plan(error_event=error, piece=3)
+        for _ in range(2):
+            assert b"error" not in (await r.stream())[1]
+
+
+async def test_stream_that_ends_within_its_first_event_is_retried() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 99\r\n\r\n"
+    async with rig(1, 2, policy="round_robin") as r:
+        r.decode[0].plan = Plan(raw=head + b'data: {"choi')
+        for _ in range(2):
+            status, raw = await r.stream()
+            assert (status, events(raw)[-1]) == (200, b"[DONE]")
+            assert b"error" not in raw
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_request_whose_time_is_over_is_504_and_blames_no_worker(stream: bool) -> None:
+    async with rig(1, 2, request_timeout=0.3, eject_failures=1) as r:
+        for worker in r.decode:
+            worker.plan = Plan(wait=FOREVER)
+        status, _ = await (r.stream() if stream else r.complete())
+        assert status == 504
+        assert sum(w.count for w in r.decode) == 1  # not tried again
+        states = {str(e.condition.state(0.0)) for e in r.router.decode.endpoints}
+        assert states == {"up"}
+
+
 async def test_500_of_decode_gets_one_new_prefill_then_passes_through() -> None:
     async with rig(1, 1) as r:
         r.decode[0].plans.append(Plan(status=500))

@@ -6,6 +6,7 @@ Workers that leave take no new requests and go when their last one has ended.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -48,11 +49,8 @@ async def reconcile(router: Router, wanted: frozenset[Member]) -> None:
     A source that names no worker of a kind is not believed: nothing of that kind is removed.
     """
     present = {Member(e.role, str(e.base), e.rank): e for e in router.endpoints() if not e.leaving}
-    for member in sorted(wanted - present.keys(), key=repr):
-        try:
-            await router.add_worker(member.role, member.url, member.rank)
-        except (ConfigError, StartError) as error:
-            log.warning("discovery: %s", error)
+    new = sorted(wanted - present.keys(), key=repr)
+    await asyncio.gather(*(_add(router, member) for member in new))
     kinds = {member.role for member in wanted}
     for member, endpoint in present.items():
         if member in wanted:
@@ -63,3 +61,10 @@ async def reconcile(router: Router, wanted: frozenset[Member]) -> None:
         pool, name = router.member(endpoint.name)
         pool.leave(name)
         log.info("discovery: %s worker %s leaves", member.role, name)
+
+
+async def _add(router: Router, member: Member) -> None:
+    try:
+        await router.add_worker(member.role, member.url, member.rank)
+    except (ConfigError, StartError) as error:
+        log.warning("discovery: %s", error)
