@@ -133,7 +133,6 @@ class Engine:
             str(model),
             max_num_seqs=most,
             max_model_len=512,
-            block_size=16,
             enable_prefix_caching=True,
             additional_config={"eldr": {"role": "decode"}},
         )
