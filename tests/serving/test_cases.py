@@ -1,4 +1,9 @@
-"""Cases that users of other routers reported (T-numbers of the study), each as a test here."""
+"""Cases that users of other routers reported (T-numbers of the study), each as a test here.
+
+Elsewhere: T07 (flags alone decide the mode) and start-up in test_process; T18 (aborted remote KV of
+push connectors) is refused as a whole, test_push_connector_is_refused_with_a_sentence; T35 (many
+streams at once) in test_faults, and with 1,000 streams in benchmarks/router.py.
+"""
 
 from __future__ import annotations
 
@@ -313,3 +318,13 @@ async def test_signature_of_a_patched_worker_among_unpatched_ones() -> None:
     async with rig([patched, MockWorker("prefill")], 2, prefill_policy="round_robin") as r:
         for _ in range(4):
             assert (await r.complete())[0] == 200
+
+
+async def test_data_parallel_ranks_are_workers_of_their_own() -> None:
+    async with rig(1, 1, decode_ranks=2, policy="round_robin") as r:
+        for _ in range(4):
+            assert (await r.complete())[0] == 200
+        ranks = [seen.headers["x-data-parallel-rank"] for seen in r.decode[0].seen]
+        assert sorted(ranks) == ["0", "0", "1", "1"]
+        names = [row["name"] for row in r.router.decode.fleet.status()]
+        assert names == [f"{r.decode[0].url}@0", f"{r.decode[0].url}@1"]
