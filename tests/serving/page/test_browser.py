@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from eldr.serving import operator_page
 from eldr.serving.page import build, numbers, render
 from eldr.serving.page.facts import of_row
 from eldr.serving.page.heat import heat
 from eldr.serving.page.window import Window
+from tests.serving.page.devtools import CHROMIUM, FLAGS, open_tab
 from tests.serving.page.rows import EVIL, fallback, marginal, row
 from tests.serving.page.test_numbers import ONE, counters, status
+from tests.serving.rig import rig
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 imread = pytest.importorskip("matplotlib.image").imread
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt install chromium)")
 DARK = ("--blink-settings=preferredColorScheme=0",)
@@ -28,10 +29,12 @@ def chromium(folder: Path, html: str, *flags: str, anchor: str = "") -> str:
     """Opens the document; what Chromium printed."""
     page = folder / "page.html"
     page.write_text(html, encoding="utf-8")
-    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
-    command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    command += [f"--user-data-dir={folder / 'profile'}", "--hide-scrollbars"]
-    command += ["--virtual-time-budget=2000", *flags, f"file://{page}{anchor}"]
+    return browse(folder, f"file://{page}{anchor}", "--virtual-time-budget=2000", *flags)
+
+
+def browse(folder: Path, url: str, *flags: str) -> str:
+    """Opens an address; what Chromium printed."""
+    command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={folder / 'profile'}", *flags, url]
     done = subprocess.run(
         command, capture_output=True, timeout=120, env={**os.environ, "TZ": "UTC"}
     )
@@ -74,7 +77,7 @@ def test_every_part_is_drawn(tmp_path: Path) -> None:
     dom = chromium(tmp_path, render.page(sample()), "--dump-dom", anchor="#request=req-1")
     text = text_of(dom)
     for shown in (
-        "1 of 3 realised",
+        "1.0 of 3 realised",
         "25 % fewer than round_robin",
         "estimate",
         "± 0.75 experts (MAE)",
@@ -115,3 +118,54 @@ def test_screenshot(tmp_path: Path, flags: tuple[str, ...]) -> None:
     assert pixels.shape == (height, width, 3)
     assert (pixels[0, 0].sum() < 200) == (DARK[0] in flags)
     assert len(np.unique(pixels.reshape(-1, 3)[::7], axis=0)) > 20
+
+
+async def test_live_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events reach the page under its own security policy; a keyboard opens a decision."""
+    monkeypatch.setattr(operator_page, "SEND_SECONDS", 0.1)
+    async with rig(1, 2) as r:
+        await r.complete()
+        async with open_tab(tmp_path, r.url + "/eldr/") as tab:
+            await tab.until("document.querySelector('#status').className === 'live'")
+            assert "1 decisions" in await tab.js("document.querySelector('#source').textContent")
+            await r.complete()
+            await tab.until("document.querySelectorAll('#decisions tbody tr').length === 2")
+            await tab.js("document.querySelector('#decisions button').focus()")
+            await tab.key("Enter")
+            await tab.until("document.querySelector('tr.detail')")
+            detail = await tab.js("document.querySelector('tr.detail').textContent")
+            assert "fewest running requests per weight of 2 candidates" in detail
+            await r.complete()  # the next event draws anew: what is open and focused stays
+            await tab.until("document.querySelectorAll('#decisions button').length === 3")
+            assert await tab.js("document.querySelectorAll('tr.detail').length") == 1
+            assert await tab.js("document.activeElement.getAttribute('aria-expanded')") == "true"
+            await tab.js("document.querySelector('#pause').click()")
+            assert await tab.js("document.querySelector('#status').textContent") == "paused"
+
+
+async def test_live_page_asks_for_the_key(tmp_path: Path) -> None:
+    async with rig(1, 1, admin_key="s3cret") as r, open_tab(tmp_path, r.url + "/eldr/") as tab:
+        await tab.until("!document.querySelector('#login').hidden")
+        assert await tab.js("document.querySelector('#main').hidden") is True
+        for key, said in (("wrong", "this key is not accepted"), ("s3cret", "live")):
+            await tab.js(f"document.querySelector('#key').value = '{key}'")
+            await tab.js("document.querySelector('#login button').click()")
+            await tab.until(f"document.querySelector('#status').textContent === '{said}'")
+        assert await tab.js("document.querySelector('#login').hidden") is True
+
+
+async def test_heat_map_is_read_by_keyboard(tmp_path: Path) -> None:
+    """Arrow keys walk over a worker's experts and say what they read."""
+    page = tmp_path / "page.html"
+    page.write_text(render.page(sample()), encoding="utf-8")
+    async with open_tab(tmp_path, f"file://{page}") as tab:
+        await tab.until("document.querySelector('canvas.map')")
+        await tab.js("document.querySelector('canvas.map').focus()")
+        await tab.key("ArrowRight")
+        said = await tab.js("document.querySelector('#heat-readout').textContent")
+        assert said.startswith("d0:8200 read expert ")
+        now = await tab.js("document.activeElement.getAttribute('aria-valuetext')")
+        assert now == said
+        unnamed = "[...document.querySelectorAll('button,select,input,canvas.map,svg[role=img]')]"
+        unnamed += ".filter((e) => !(e.ariaLabel || e.textContent || e.labels?.length)).length"
+        assert await tab.js(unnamed) == 0

@@ -45,14 +45,14 @@ function numbers(n, experts) {
     const word = x.saving >= 0 ? "fewer" : "more";
     lines.push(el("p", {}, el("span", { class: "saving" }, percent(Math.abs(x.saving)) + ` ${word} than ${x.shadow.policy}`),
       el("span", { class: "tag " + x.basis }, x.basis)));
-    lines.push(`expected ${number(x.expected)} against ${number(x.shadow.expected)} in the shadow's world`);
+    lines.push(`expected ${fixed(x.expected, 1)} against ${fixed(x.shadow.expected, 1)} in the shadow's world`);
   }
   for (const m of x.measured) {
     const text = m.relative === null ? `A/B ${m.name}: ${m.verdict}`
       : `A/B ${m.name} against ${m.against}: TPOT ${signed(m.relative)}` + (m.ci95 ? ` (${m.ci95.map(signed).join(" to ")})` : "") + `, ${m.verdict}`;
     lines.push(el("p", {}, text, el("span", { class: "tag measured" }, "measured")));
   }
-  card("n-experts", x.realised === null ? "–" : number(x.realised), experts ? `of ${experts} realised` : "realised", lines.concat(x.notes));
+  card("n-experts", fixed(x.realised, 1), experts ? `of ${experts} realised` : "realised", lines.concat(x.notes));
   const e = n.error;
   card("n-error", e.mae === null ? "–" : "± " + number(e.mae), e.mae === null ? "" : "experts (MAE)",
     [e.why, e.n ? `bias ${e.bias > 0 ? "+" : e.bias < 0 ? "−" : ""}${number(Math.abs(e.bias))}, correlation ${e.correlation === null ? "not defined yet" : fixed(e.correlation, 2)}, ${e.n} intervals` : null]);
@@ -125,7 +125,7 @@ function point(canvas, h, w, order, at) {
 }
 
 function ticks(low, high) {
-  const raw = (high - low) / 4 || 1, power = 10 ** Math.floor(Math.log10(raw));
+  const raw = (high - low) / 6 || 1, power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw), out = [];
   for (let t = Math.ceil(low / step) * step; t <= high + 1e-9; t += step) out.push(Number(t.toPrecision(6)));
   return out;
