@@ -14,6 +14,8 @@ from eldr.serving.page.heat import heat
 VERSION = 1
 SHOWN_DECISIONS = 30
 SHOWN_PAIRS = 400
+# Of one decision: the best ones, and the chosen one wherever it ranks.
+SHOWN_CANDIDATES = 12
 _SHOWN = (
     "time",
     "request_id",
@@ -122,7 +124,11 @@ def live(
 def public(row: Mapping[str, Any]) -> dict[str, Any]:
     """A decision for the page: explained, without its signature, with values that JSON has."""
     kept = {name: row.get(name) for name in _SHOWN}
-    return {**kept, "explanation": explanation(row)}
+    found = explanation(row)
+    candidates = found["candidates"]
+    shown = [c for i, c in enumerate(candidates) if i < SHOWN_CANDIDATES or c["chosen"]]
+    found |= {"candidates": shown, "left_out": len(candidates) - len(shown)}
+    return {**kept, "explanation": found}
 
 
 def _agreement(facts: Sequence[Fact]) -> list[dict[str, Any]]:

@@ -63,6 +63,16 @@ def test_band_is_explained() -> None:
     assert (third["band"], third["shadows"]) == (False, ["round_robin"])
 
 
+def test_of_many_candidates_the_best_and_the_chosen_are_shown() -> None:
+    names = [f"w{i:02d}" for i in range(40)]
+    scores = {name: 1.0 - i / 100 for i, name in enumerate(names)}
+    data = build.from_log([row(candidates=names, scores=scores, worker="w39", band=None)], "x")
+    found = data["decisions"][0]["explanation"]
+    shown = [c["worker"] for c in found["candidates"]]
+    assert shown == [*names[:12], "w39"]
+    assert found["left_out"] == 27
+
+
 def test_cost_is_relative_to_the_least() -> None:
     found = explanation(marginal())
     assert [(c["worker"][-6], c["score"]) for c in found["candidates"]] == [
@@ -173,9 +183,9 @@ def test_the_policy_names_the_script_and_style_that_are_there() -> None:
 
 
 def test_size() -> None:
-    """The page is a fifth of what is allowed; a log of 5,000 decisions on 16 workers still fits."""
+    """The page is a fifth of what is allowed; a log of 5,000 decisions on 64 workers still fits."""
     assert len(render.page().encode()) < 40_000
-    names = [f"http://decode-{i}.fleet.local:8200" for i in range(16)]
+    names = [f"http://decode-{i}.fleet.local:8200" for i in range(64)]
     scores = {name: 1.0 - i / 100 for i, name in enumerate(names)}
     rows = (
         row(time=float(i), request_id=f"{i:036d}", candidates=names, scores=scores, worker=names[1])

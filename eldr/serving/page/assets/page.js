@@ -222,7 +222,7 @@ function detail(d) {
   });
   return [el("p", {}, e.sentence), el("p", { class: "facts" }, facts.join(" · ")),
     el("table", {}, el("thead", {}, el("tr", {}, ...head.map((h) => el("th", { scope: "col" }, h)))), el("tbody", {}, ...rows)),
-    e.score === "none" ? null : el("p", { class: "facts" }, `Score: ${e.meaning}.`)].filter(Boolean);
+    el("p", { class: "facts" }, (e.left_out ? `${e.left_out} more candidates; eldr explain shows all. ` : "") + (e.score === "none" ? "" : `Score: ${e.meaning}.`))].filter(Boolean);
 }
 
 function show(data) {
