@@ -31,6 +31,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the K-means seedings")
     parser.add_argument("--restarts", type=int, default=4, help="K-means seedings to try")
     parser.add_argument("--no-idf", action="store_true", help="do not weigh hits by their rarity")
+    parser.add_argument(
+        "--all-layers",
+        action="store_true",
+        help="use every layer even if the file has decode counts to select layers by",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -55,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
             names,
             weights=weights,
             idf=not args.no_idf,
+            select_layers=recorded.decode is not None and not args.all_layers,
             restarts=args.restarts,
             seed=args.seed,
         )

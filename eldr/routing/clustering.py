@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eldr.routing.assignment import Assignment, assign
+from eldr.routing.points import Points, as_points
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +34,7 @@ class Clusters:
 
 
 def balanced_kmeans(
-    points: npt.NDArray[np.float32],
+    points: Any,
     capacity: npt.NDArray[np.int64],
     *,
     restarts: int = 4,
@@ -44,7 +45,7 @@ def balanced_kmeans(
     """The best of several restarts by objective; reproducible for a seed.
 
     Args:
-        points: float32 [N, D], unit rows.
+        points: float32 [N, D], unit rows: NumPy, a torch tensor on any device, or CuPy.
         capacity: int64 [W], sums to N.
         restarts: seedings to try, >= 1.
         iterations: at most per restart, >= 1.
@@ -53,15 +54,16 @@ def balanced_kmeans(
     """
     if restarts < 1 or iterations < 1:
         raise ValueError("balanced_kmeans: restarts and iterations must be >= 1")
+    held = as_points(points)
     runs = (
-        _run(points, capacity, _seed(points, len(capacity), seed + i), iterations, method)
+        _run(held, capacity, _seed(held, len(capacity), seed + i), iterations, method)
         for i in range(restarts)
     )
     return min(runs, key=lambda clusters: clusters.objective)
 
 
 def refine(
-    points: npt.NDArray[np.float32],
+    points: Any,
     centroids: npt.NDArray[np.float32],
     capacity: npt.NDArray[np.int64],
     *,
@@ -69,18 +71,18 @@ def refine(
     method: str = "auto",
 ) -> Clusters:
     """Continues from given centroids, e.g. yesterday's."""
-    return _run(points, capacity, centroids, iterations, method)
+    return _run(as_points(points), capacity, centroids, iterations, method)
 
 
-def _seed(points: npt.NDArray[np.float32], count: int, seed: int) -> npt.NDArray[np.float32]:
+def _seed(points: Points, count: int, seed: int) -> npt.NDArray[np.float32]:
     from sklearn.cluster import kmeans_plusplus
 
-    chosen: Any = kmeans_plusplus(points, count, random_state=seed)[0]
+    chosen: Any = kmeans_plusplus(points.sample(seed), count, random_state=seed)[0]
     return np.array(chosen, np.float32)
 
 
 def _run(
-    points: npt.NDArray[np.float32],
+    points: Points,
     capacity: npt.NDArray[np.int64],
     centroids: npt.NDArray[np.float32],
     iterations: int,
@@ -88,30 +90,22 @@ def _run(
 ) -> Clusters:
     last: Assignment | None = None
     for iteration in range(1, iterations + 1):  # noqa: B007
-        cost = 1.0 - points @ centroids.T
-        now = assign(cost, capacity, method=method, prices=None if last is None else last.prices)
+        prices = None if last is None else last.prices
+        now = assign(points.cost(centroids), capacity, method=method, prices=prices)
         same = last is not None and np.array_equal(now.home, last.home)
         worse = last is not None and now.objective >= last.objective
         if same or worse:
             break
         last = now
-        centroids = _means(points, now.home, centroids)
+        centroids = _means(points.sums(now.home, len(centroids)), centroids)
     assert last is not None  # iterations >= 1
     return Clusters(centroids, last.home, last.objective, last.gap, iteration, bool(same or worse))
 
 
 def _means(
-    points: npt.NDArray[np.float32],
-    home: npt.NDArray[np.int32],
-    former: npt.NDArray[np.float32],
+    sums: npt.NDArray[np.float64], former: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float32]:
     """Renormalised mean of every cluster; one without points or direction keeps its centroid."""
-    order = np.argsort(home, kind="stable")
-    starts = np.searchsorted(home[order], np.arange(len(former) + 1))
-    centroids = former.copy()
-    for w in range(len(former)):
-        total = points[order[starts[w] : starts[w + 1]]].sum(axis=0, dtype=np.float64)
-        length = float(np.linalg.norm(total))
-        if length > 0:
-            centroids[w] = total / length
-    return centroids
+    length = np.linalg.norm(sums, axis=1, keepdims=True)
+    means = sums / np.where(length > 0, length, 1.0)
+    return np.asarray(np.where(length > 0, means, former), np.float32)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from eldr.routing.assignment import capacities
 from eldr.routing.clustering import Clusters, balanced_kmeans
+from eldr.routing.layers import layer_mask
 from eldr.routing.partition import Partition
 from eldr.routing.recorded import Recorded
 
@@ -35,6 +36,7 @@ def fit_partition(
     weights: Sequence[float] | None = None,
     idf: bool = True,
     mask: npt.NDArray[np.bool_] | None = None,
+    select_layers: bool = False,
     restarts: int = 4,
     seed: int = 0,
     method: str = "auto",
@@ -47,14 +49,18 @@ def fit_partition(
         weights: relative capacities, all 1 by default.
         idf: weigh hits by inverse document frequency, as published. Experts that every recorded
             request used weigh nothing then; if that leaves a request empty, the fit goes without.
-        mask: bool [L], layers to use, all by default (see `eldr.routing.layers`).
+        mask: bool [L], layers to use, all by default.
+        select_layers: choose the mask by `eldr.routing.layers`; needs decode counts.
         restarts: K-means seedings.
         seed: of the seedings.
         method: of the assignment: "auto", "exact" or "approximate".
 
     Raises:
-        FitError: no workers, fewer signatures than workers, or signatures without hits.
+        FitError: no workers, fewer signatures than workers, signatures without hits, or layers to
+            be selected without decode counts.
     """
+    if select_layers and (recorded.decode is None or len(recorded) < 3):
+        raise FitError("fit: layers can only be selected by decode counts of 3 requests or more")
     if len(workers) == 0 or len(set(workers)) != len(workers):
         raise FitError(f"fit: worker names must be unique and not empty, got {list(workers)}")
     if len(recorded) < len(workers):
@@ -64,7 +70,11 @@ def fit_partition(
         )
     geometry = recorded.geometry
     layers = np.ones(geometry.layers, np.bool_) if mask is None else mask.astype(np.bool_)
+    extra: dict[str, Any] = {}
+    if select_layers:
+        layers, extra["rho"] = layer_mask(recorded, _scale(recorded, layers, idf)[0])
     scale, used_idf = _scale(recorded, layers, idf)
+    extra["layers_used"] = int(layers.sum())
     points = normalise(recorded.counts, scale * layers[:, None])
     capacity = capacities(len(recorded), weights or [1.0] * len(workers))
     clusters = balanced_kmeans(points, capacity, restarts=restarts, seed=seed, method=method)
@@ -76,7 +86,7 @@ def fit_partition(
         scale,
         layers,
         recorded.model,
-        _metrics(recorded, points, clusters, used_idf),
+        {**_metrics(recorded, points, clusters, used_idf), **extra},
     )
 
 

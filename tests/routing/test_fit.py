@@ -7,7 +7,7 @@ import pytest
 
 from eldr.routing import FitError, Recorded, RecordedError, fit_partition, load_recorded
 from eldr.routing.clustering import balanced_kmeans
-from eldr.routing.fit import inverse_document_frequency, purity
+from eldr.routing.fit import inverse_document_frequency, normalise, purity
 from tests.routing.helpers import SMALL, recorded
 
 NAMES = ["a", "b", "c", "d"]
@@ -148,3 +148,38 @@ def test_recorded_is_checked_on_construction():
     good = recorded(4)
     with pytest.raises(RecordedError, match="counts: expected"):
         Recorded(good.counts[:2], good.tokens, good.coverage, SMALL)
+
+
+def test_device_points_cluster_like_host_points():
+    torch = pytest.importorskip("torch")
+    points = normalise(recorded(80, domains=6).counts, np.ones((3, 16), np.float32))
+    capacity = np.full(4, 20)
+    host = balanced_kmeans(points, capacity)
+    for array in (torch.from_numpy(points), Dlpack(torch.from_numpy(points))):
+        device = balanced_kmeans(array, capacity)
+        np.testing.assert_array_equal(device.home, host.home)
+        np.testing.assert_allclose(device.centroids, host.centroids, atol=1e-5)
+    with pytest.raises(ValueError, match="float32"):
+        balanced_kmeans(torch.zeros(4, 4, dtype=torch.float64), capacity)
+
+
+class Dlpack:
+    """An array of another library, as torch sees it."""
+
+    def __init__(self, tensor):
+        self._tensor = tensor
+
+    def __dlpack__(self, **options):
+        return self._tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._tensor.__dlpack_device__()
+
+
+def test_layers_are_selected_by_decode_counts():
+    data = dataclasses.replace(recorded(60), decode=recorded(60).counts)
+    partition = fit_partition(data, NAMES, select_layers=True)
+    assert partition.metrics["layers_used"] == partition.mask.sum() >= 1
+    assert 0 < partition.metrics["rho"] <= 1
+    with pytest.raises(FitError, match="decode counts"):
+        fit_partition(recorded(60), NAMES, select_layers=True)
