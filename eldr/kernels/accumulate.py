@@ -47,7 +47,7 @@ def accumulate_hits_ref(
     rows[touched] = total.clamp(max=limit).to(histograms.dtype).view(rows.dtype)
 
 
-@device_kernel
+@device_kernel("tokens")
 def accumulate_kernel(  # type: ignore[no-untyped-def]
     ids_ptr, slots_ptr, hist_ptr, tokens, hist_stride, num_blocks,
     STRIDE_T: tl.constexpr, STRIDE_L: tl.constexpr, LAYERS: tl.constexpr, K: tl.constexpr,

@@ -139,7 +139,7 @@ def _first_least(key: Tensor, eligible: Tensor) -> int:
     return int((eligible & (key == least)).nonzero()[0])
 
 
-@device_kernel
+@device_kernel("requests")
 def assign_kernel(  # type: ignore[no-untyped-def]
     scores_ptr, cost_ptr, kv_ptr, load_ptr, state_ptr, chosen_ptr, requests, workers,
     tau, c_expert, c_kv, c_request, hedge, WORKERS: tl.constexpr, RULE: tl.constexpr,

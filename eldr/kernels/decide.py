@@ -87,7 +87,7 @@ def decide_ref(
         assign_ref(scores, rule, coefficients, cost, request_kv, load, state, chosen)
 
 
-@device_kernel
+@device_kernel("num_ids")
 def decide_kernel(  # type: ignore[no-untyped-def]
     hist_ptr, ids_ptr, offsets_ptr, vectors_ptr, squares_ptr, counts_ptr, dots_ptr, norms_ptr,
     num_ids, num_blocks, hist_stride, cells, workers,

@@ -1,6 +1,6 @@
 """Triton kernels that cost nothing until they are needed.
 
-`@device_kernel` marks a function written in Triton's language. Triton is imported, and the
+`@device_kernel()` marks a function written in Triton's language. Triton is imported, and the
 function handed to `triton.jit`, at the first launch, so that machines without Triton or without a
 GPU import the ops all the same. The module that defines a kernel names the language `tl` for type
 checkers only; it becomes a real global here.
@@ -54,8 +54,9 @@ def record_launches() -> Iterator[list[Launch]]:
 class DeviceKernel:
     """A function in Triton's language; `kernel[grid](...)` launches it."""
 
-    def __init__(self, function: Callable[..., None]) -> None:
+    def __init__(self, function: Callable[..., None], varying: tuple[str, ...]) -> None:
         self.function = function
+        self.varying = varying
         self.__name__ = function.__name__
         self.__doc__ = function.__doc__
         self._jit: Any = None
@@ -66,7 +67,7 @@ class DeviceKernel:
         if self._jit is None:
             triton = importlib.import_module("triton")
             self.function.__globals__["tl"] = importlib.import_module("triton.language")
-            self._jit = triton.jit(self.function)
+            self._jit = triton.jit(self.function, do_not_specialize=self.varying)
         return self._jit
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
@@ -84,9 +85,14 @@ class DeviceKernel:
         _recorded.append(Launch(self, grid, bound.arguments, constants, options))
 
 
-def device_kernel(function: Callable[..., None]) -> DeviceKernel:
-    """Decorator: see `DeviceKernel`."""
-    return DeviceKernel(function)
+def device_kernel(*varying: str) -> Callable[[Callable[..., None]], DeviceKernel]:
+    """Decorator: see `DeviceKernel`.
+
+    Args:
+        varying: integer parameters that differ from step to step. Triton would compile anew when
+            one is 1 or divisible by 16, in the middle of serving.
+    """
+    return lambda function: DeviceKernel(function, varying)
 
 
 def power_of_two(value: int, least: int = 1) -> int:

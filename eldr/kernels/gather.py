@@ -34,7 +34,7 @@ def gather_signatures_ref(
     counts.zero_().index_add_(0, request[used], rows)
 
 
-@device_kernel
+@device_kernel("num_ids")
 def gather_kernel(  # type: ignore[no-untyped-def]
     hist_ptr, ids_ptr, offsets_ptr, counts_ptr, num_ids, num_blocks, hist_stride, cells,
     COLUMNS: tl.constexpr, ROWS: tl.constexpr, CAP: tl.constexpr, STAGES: tl.constexpr,

@@ -116,7 +116,7 @@ def score_ref(
     scores.copy_(total)
 
 
-@device_kernel
+@device_kernel()
 def score_rows_kernel(  # type: ignore[no-untyped-def]
     counts_ptr, vectors_ptr, squares_ptr, dots_ptr, norms_ptr, cells, workers,
     COLUMNS: tl.constexpr, WORKERS: tl.constexpr, NORM: tl.constexpr,
@@ -141,7 +141,7 @@ def score_rows_kernel(  # type: ignore[no-untyped-def]
         tl.store(norms_ptr + part, tl.sum(x * x * q, 0))
 
 
-@device_kernel
+@device_kernel("requests")
 def score_tile_kernel(  # type: ignore[no-untyped-def]
     counts_ptr, vectors_ptr, squares_ptr, dots_ptr, norms_ptr, requests, cells, workers, chunks,
     COLUMNS: tl.constexpr, REQUESTS: tl.constexpr, WORKERS: tl.constexpr, STEP: tl.constexpr,
@@ -177,7 +177,7 @@ def score_tile_kernel(  # type: ignore[no-untyped-def]
         tl.store(norms_ptr + part, norms, mask=r < mine)
 
 
-@device_kernel
+@device_kernel()
 def score_finish_kernel(  # type: ignore[no-untyped-def]
     dots_ptr, norms_ptr, prior_ptr, tokens_ptr, scores_ptr, workers, chunks, shrinkage,
     CHUNKS: tl.constexpr, WORKERS: tl.constexpr, NORM: tl.constexpr, PRIOR: tl.constexpr,
