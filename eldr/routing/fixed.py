@@ -11,11 +11,14 @@ Formats (all exact integers, so that removal restores a state and every backend 
 from __future__ import annotations
 
 import importlib
+import logging
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+_log = logging.getLogger(__name__)
 
 P_ONE = 1 << 15
 LOG_ONE = 1 << 13
@@ -47,11 +50,23 @@ COST = _cost_table()
 SURVIVAL = _survival_table()
 
 
+_NEEDED = ("activation", "weigh", "dots", "shift", "increase", "assign_exact", "assign_prices")
+
+
 def _load_native() -> ModuleType | None:
     try:
-        return importlib.import_module("eldr._native")
+        module = importlib.import_module("eldr._native")
     except ImportError:
         return None
+    missing = [name for name in _NEEDED if not hasattr(module, name)]
+    if missing:
+        _log.warning(
+            "eldr._native is of another version (no %s): deciding with NumPy, more slowly; "
+            "build it again with `pip install -e .`",
+            missing[0],
+        )
+        return None
+    return module
 
 
 native: ModuleType | None = _load_native()

@@ -107,3 +107,11 @@ def test_native_refuses_what_it_cannot_use():
         fixed.native.shift(load, x - 1, 1, fixed.COST, fixed.SURVIVAL, survival)
     with pytest.raises(ValueError, match="sign"):
         fixed.native.shift(load, x, 2, fixed.COST, fixed.SURVIVAL, survival)
+
+
+def test_a_library_of_another_version_is_not_used(monkeypatch, caplog):
+    import types
+
+    monkeypatch.setattr(fixed.importlib, "import_module", lambda _: types.ModuleType("old"))
+    assert fixed._load_native() is None
+    assert "another version" in caplog.text
