@@ -56,6 +56,8 @@ def _scalar(value: object) -> str:
 def _specialised(launch: Launch) -> tuple[dict[str, str], dict[tuple[int], Any], dict[Any, Any]]:
     """Signature, constants and divisibility as Triton's own launch derives them.
 
+    Parameters that a kernel declares as varying get neither.
+
     Absent tensors and integers equal to 1 become constants; addresses, and integers divisible by
     16, are marked so: without the marks vector loads are lost.
     """
@@ -63,13 +65,14 @@ def _specialised(launch: Launch) -> tuple[dict[str, str], dict[tuple[int], Any],
     constants: dict[tuple[int], Any] = {}
     marks: dict[Any, Any] = {}
     for i, (name, value) in enumerate(launch.arguments.items()):
-        constant = name in launch.constants or value is None
-        if constant or (isinstance(value, int) and not isinstance(value, bool) and value == 1):
+        integer = isinstance(value, int) and not isinstance(value, bool)
+        special = integer and name not in launch.kernel.varying
+        if name in launch.constants or value is None or (special and value == 1):
             signature[name], constants[(i,)] = "constexpr", value
             continue
         is_tensor = isinstance(value, torch.Tensor)
         signature[name] = f"*{_TYPES[value.dtype]}" if is_tensor else _scalar(value)
-        if is_tensor or (isinstance(value, int) and value % 16 == 0):
+        if is_tensor or (special and value % 16 == 0):
             marks[(i,)] = [["tt.divisibility", 16]]
     return signature, constants, marks
 
