@@ -93,10 +93,10 @@ def _time(axes: Any, outcomes: Mapping[str, Outcome]) -> None:
 def _pareto(axes: Any, figures: Mapping[str, Any]) -> None:
     for policy, values in figures.items():
         x, y = values["tpot_ms"]["p50"], values["tpot_ms"]["p99"]
-        axes.scatter([x], [y], marker="s" if policy in LOAD_BALANCERS else "o")
-        axes.annotate(policy, (x, y), fontsize=8, xytext=(4, 4), textcoords="offset points")
+        axes.scatter([x], [y], marker="s" if policy in LOAD_BALANCERS else "o", label=policy)
     axes.set_xlabel("TPOT P50 [ms]")
     axes.set_ylabel("TPOT P99 [ms]")
+    axes.legend(fontsize=8)
 
 
 def _tpot(outcome: Outcome) -> Any:

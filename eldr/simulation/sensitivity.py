@@ -36,6 +36,8 @@ def sensitivity(
     variants: list[tuple[str, float, models.HardwareSpec]] = [("none", 1.0, hard)]
     for field in fields(hard):
         figure: Figure = getattr(hard, field.name)
+        if field.name == "tensor_parallel" and tensor == 1:
+            continue  # a single GPU has no all-reduce
         if field.name in _STEP and figure.value and figure.source.startswith(ASSUMED):
             for factor in FACTORS:
                 value = figure.value * factor
