@@ -76,13 +76,14 @@ class ActivationModel:
         np.multiply(self._mean, np.float32((1.0 - weight) * fixed.P_ONE), out=self._scratch)
         self._scratch += np.float32(0.5)
         out = np.empty(self.geometry.cells, np.int16)
-        counts = signature.counts.reshape(-1)
+        counts = np.ascontiguousarray(signature.counts, np.uint32).reshape(-1)
         hit = fixed.activation(counts, fixed.P_ONE * weight / covered, self._scratch, out)
         return out if hit else None
 
     def observe(self, signature: Signature) -> None:
         """Adds a request to the running mean; the mean itself moves every few requests."""
-        self._pending += signature.counts.reshape(-1)
+        counts = np.ascontiguousarray(signature.counts, np.uint32)
+        self._pending += counts.reshape(-1)
         self._tokens += signature.tokens * signature.coverage
         self._age += 1
         # Until the first refresh the mean is uniform; counts stay far below 2^32 in between.

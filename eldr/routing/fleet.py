@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Collection, Iterable
 
@@ -15,12 +16,13 @@ from eldr.routing.decision import Choice, Context, Decision, Slots
 from eldr.routing.expert_load import ExpertLoad
 from eldr.routing.fixed import I16
 from eldr.routing.integrity import Running
-from eldr.routing.policies.base import Policy
+from eldr.routing.policies.base import Policy, least_requests
 from eldr.routing.request import Reason, RouteRequest
 from eldr.routing.step_fit import StepSample
 from eldr.routing.worker import Worker, WorkerTable
 
 _MASK = (1 << 64) - 1
+_log = logging.getLogger(__name__)
 
 
 class NoWorkerError(RuntimeError):
@@ -123,7 +125,7 @@ class Fleet:
     def leave(self, name: str) -> tuple[str, ...]:
         """Removes a worker at once and returns the ids of the requests that ran on it.
 
-        Those reservations end here; releasing them later is a counted no-op.
+        Those reservations end here; releasing them later answers False.
 
         Raises:
             KeyError: no such worker.
@@ -163,9 +165,7 @@ class Fleet:
             if request.id in self._running:
                 raise ValueError(f"fleet: request {request.id!r} is reserved already")
             candidates = self._allowed(exclude)
-            activation, reason = self._activation(request)
-            context = Context(request, self._table, candidates, activation, reason, self._draw())
-            choice = self.policy.choose(context)
+            choice, activation = self._choose(request, candidates)
             self._commit(request, choice, activation)
             worker = self._table.workers[choice.slot]
             assert worker is not None  # candidates hold workers only
@@ -241,6 +241,19 @@ class Fleet:
                 f"{len(self._candidates)} open, {len(exclude)} excluded"
             )
         return candidates
+
+    def _choose(self, request: RouteRequest, candidates: Slots) -> tuple[Choice, I16 | None]:
+        draw = self._draw()
+        try:
+            activation, reason = self._activation(request)
+            context = Context(request, self._table, candidates, activation, reason, draw)
+            return self.policy.choose(context), activation
+        except Exception:
+            # A fault of ours must not cost a request: load alone decides, and the reason counts it.
+            _log.exception("policy %s failed on request %s", self.policy.name, request.id)
+            reason = Reason.POLICY_ERROR
+            context = Context(request, self._table, candidates, None, reason, draw)
+            return least_requests(context, reason), None
 
     def _activation(self, request: RouteRequest) -> tuple[I16 | None, Reason | None]:
         signature = request.signature

@@ -22,6 +22,7 @@ class Reason(StrEnum):
     PARTITION_PAUSED = "partition_paused"
     NO_SESSION = "no_session"
     NO_DOMAIN = "no_domain"
+    POLICY_ERROR = "policy_error"
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,31 @@ def test_the_caller_s_problem_becomes_the_reason():
     assert f.reserve(request(0, problem=Reason.MALFORMED)).reason is Reason.MALFORMED
 
 
+def test_a_policy_that_fails_costs_no_request(monkeypatch, caplog):
+    f = fleet(policy="marginal_cost")
+    f.reserve(request(0, only(1)))
+
+    def choose(_):
+        raise ZeroDivisionError("bug")
+
+    monkeypatch.setattr(f.policy, "choose", choose)
+    decision = f.reserve(request(1, only(1)))
+    assert decision.reason is Reason.POLICY_ERROR
+    assert "marginal_cost failed on request r1" in caplog.text
+    f.check_integrity()
+    assert f.release("r1")
+    assert f.release("r0")
+    assert not f._table.experts.load.any()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int64])
+def test_other_integer_types_and_strides_are_read(dtype):
+    f = fleet(policy="marginal_cost")
+    wide = np.repeat(only(1).counts, 2, axis=1)[:, ::2].astype(dtype, order="F")
+    assert f.reserve(request(0, Signature(wide, 50))).reason is None
+    f.check_integrity()
+
+
 def test_geometry_may_be_learnt_late_but_not_changed():
     f = fleet(policy="marginal_cost", geometry=None)
     assert f.reserve(request(0, only(1))).reason is Reason.GEOMETRY

@@ -41,7 +41,8 @@ class _Scorer:
         # No count exceeds the tokens, so this scale fits int16 and is as fine as it can be.
         scale = (fixed.P_ONE - 1) / (signature.tokens * self._peak)
         x = np.empty(self.geometry.cells, np.int16)
-        squares = fixed.weigh(signature.counts.reshape(-1), self._weights, scale, x)
+        counts = np.ascontiguousarray(signature.counts, np.uint32).reshape(-1)
+        squares = fixed.weigh(counts, self._weights, scale, x)
         if squares == 0:
             return None
         raw: Scores = fixed.dots(x, self._rows) * self._scale
