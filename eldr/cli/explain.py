@@ -74,7 +74,9 @@ def _hint(source: str) -> str:
 def _find(source: str, request: str | None) -> dict[str, Any] | None:
     found = None
     for row in _rows(source, request):
-        if request is None or row.get("request_id") == request:
+        wanted = request is None or row.get("request_id") == request
+        # A log has the requests in the order in which they ended.
+        if wanted and (found is None or row.get("time", 0.0) >= found.get("time", 0.0)):
             found = row
     return found
 

@@ -44,8 +44,8 @@ def test_explains_the_last_one_as_json(log: str, capsys: pytest.CaptureFixture[s
 
 def test_of_several_decisions_the_last_one(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "log"
-    again = row(worker="http://d0:8200", branch="nearest")
-    path.write_text(json.dumps(row()) + "\n" + json.dumps(again) + "\n")
+    again = row(time=row()["time"] + 1, worker="http://d0:8200", branch="nearest")
+    path.write_text(json.dumps(again) + "\n" + json.dumps(row()) + "\n")
     assert main(["explain", "r1", "--from", str(path), "--json"]) == DONE
     assert json.loads(capsys.readouterr().out)["decision"]["branch"] == "nearest"
 

@@ -34,9 +34,9 @@ _SHOWN = (
     "seconds",
     "arm",
 )
-_NOT_IN_LOG = (
-    "a decision log holds no decode counters; make the report from the running router instead: "
-    "eldr report http://ROUTER:PORT -o report.html"
+_NOT_IN_LOG = "a decision log holds no decode counters"
+_ASK_ROUTER = (
+    f"{_NOT_IN_LOG}; the running router has them: eldr report http://ROUTER:PORT -o report.html"
 )
 
 
@@ -76,10 +76,10 @@ def from_log(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, Any]:
             "decision": numbers.decision_time(facts),
             "skew": skew,
         },
-        "heat": heat({}, None, {"decode counters": _NOT_IN_LOG}),
+        "heat": heat({}, None, {}) | {"why": _ASK_ROUTER},
         "pairs": [],
         "branches": branches.over_time(facts),
-        "decisions": [public(row) for row in reversed(last)],
+        "decisions": [public(r) for r in sorted(last, key=lambda r: -float(r["time"]))],
         "agreement": agreement,
     }
 

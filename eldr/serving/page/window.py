@@ -14,6 +14,9 @@ POLLS = 31
 PAIRS = 400
 
 Status = Sequence[Mapping[str, Any]]
+Weight = tuple[float, float]
+# No policy has this name.
+_LIVE = ""
 
 
 class Window:
@@ -27,13 +30,17 @@ class Window:
         self.layers = layers
         self.pairs: deque[Pair] = deque(maxlen=PAIRS)
         self.problems: dict[str, str] = {}
-        self._ticks: deque[tuple[Status, dict[str, Status]]] = deque(maxlen=TICKS)
+        # By tick: running requests by worker; weights of the live fleet ("") and of shadows.
+        self._loads: deque[dict[str, float]] = deque(maxlen=TICKS)
+        self._weights: deque[dict[str, Weight | None]] = deque(maxlen=TICKS)
         self._fresh: list[Status] = []
         self._polls: deque[tuple[float, dict[str, Counters]]] = deque(maxlen=POLLS)
 
     def tick(self, live: Status, shadows: Mapping[str, Status]) -> None:
         """Takes `Fleet.status()` of the live fleet and of every shadow's."""
-        self._ticks.append((live, dict(shadows)))
+        self._loads.append({row["name"]: row["requests"] for row in live})
+        weights = {_LIVE: _weight(live)} | {name: _weight(s) for name, s in shadows.items()}
+        self._weights.append(weights)
         self._fresh.append(live)
         del self._fresh[:-TICKS]
 
@@ -81,15 +88,13 @@ class Window:
 
     def load(self) -> dict[str, float]:
         """Mean running requests of the workers that are in the fleet now."""
-        if not self._ticks:
+        if not self._loads:
             return {}
-        names = [row["name"] for row in self._ticks[-1][0]]
-        total = dict.fromkeys(names, 0.0)
-        for live, _ in self._ticks:
-            for row in live:
-                if row["name"] in total:
-                    total[row["name"]] += row["requests"] / len(self._ticks)
-        return total
+        total = dict.fromkeys(self._loads[-1], 0.0)
+        for loads in self._loads:
+            for name in total.keys() & loads.keys():
+                total[name] += loads[name]
+        return {name: sum_ / len(self._loads) for name, sum_ in total.items()}
 
     def expected(self) -> tuple[float | None, dict[str, float]]:
         """Expected distinct experts per layer of a request's step: live, and by shadow policy.
@@ -97,20 +102,19 @@ class Window:
         Means over the same ticks, those in which requests ran in every fleet.
         """
         sums: dict[str, list[float]] = {}
-        for live, shadows in self._ticks:
-            weights = {"": _weight(live)} | {f"+{n}": _weight(s) for n, s in shadows.items()}
-            if any(w is None for w in weights.values()):
+        for weights in self._weights:
+            known = {name: weight for name, weight in weights.items() if weight is not None}
+            if len(known) < len(weights):
                 continue
-            for name, weight in weights.items():
-                assert weight is not None
+            for name, (experts, requests) in known.items():
                 total = sums.setdefault(name, [0.0, 0.0])
-                total[0] += weight[0]
-                total[1] += weight[1]
+                total[0] += experts
+                total[1] += requests
         means = {name: s[0] / s[1] / self.layers for name, s in sums.items()}
-        return means.pop("", None), {name[1:]: mean for name, mean in means.items()}
+        return means.pop(_LIVE, None), means
 
 
-def _weight(status: Status) -> tuple[float, float] | None:
+def _weight(status: Status) -> Weight | None:
     """(sum of requests x expected experts, requests); None if nothing runs or is expected."""
     running = float(sum(row["requests"] for row in status))
     if not running or any(row["experts"] is None for row in status):

@@ -21,7 +21,13 @@ def test_log_by_hand() -> None:
     rows = [
         row(),
         row(time=1_800_000_001.0, request_id="r2", decision_us=100.0),
-        fallback(worker="http://d0:8200", seconds=1.0, request_id="r3", decision_us=60.0),
+        fallback(
+            time=1_800_000_002.0,
+            worker="http://d0:8200",
+            seconds=1.0,
+            request_id="r3",
+            decision_us=60.0,
+        ),
     ]
     data = build.from_log(rows, "run.jsonl")
     assert data["decisions_total"] == 3

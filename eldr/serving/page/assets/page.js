@@ -79,7 +79,7 @@ function paint(canvas, values) {
 }
 function heat(h) {
   say("heat-why", h.why);
-  $("heat-box").hidden = Boolean(h.why);
+  $("heat-box").hidden = $("heat-tools").hidden = Boolean(h.why);
   if (h.why) return;
   const layers = ["all", ...Array(h.layers).keys()].map(String), select = $("layer");
   if (select.options.length !== layers.length) {
