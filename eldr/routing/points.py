@@ -14,7 +14,8 @@ F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 
 # Points that seeding looks at; on a device only these are copied to the host.
-_SEEDING = 8192
+_SEEDING = 4096
+_BLOCK = 2048
 
 
 class Points(Protocol):
@@ -46,12 +47,12 @@ class HostPoints:
         return np.asarray(1.0 - self._array @ centroids.T, np.float32)
 
     def sums(self, home: I32, clusters: int) -> npt.NDArray[np.float64]:
-        """Cluster by cluster, in order of the points."""
-        order = np.argsort(home, kind="stable")
-        starts = np.searchsorted(home[order], np.arange(clusters + 1))
+        """Products with blocks of the membership matrix; the points are not copied."""
         out = np.zeros((clusters, self._array.shape[1]))
-        for w in range(clusters):
-            out[w] = self._array[order[starts[w] : starts[w + 1]]].sum(axis=0, dtype=np.float64)
+        for start in range(0, len(home), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            member = (home[block, None] == np.arange(clusters)).astype(np.float32)
+            out += member.T @ self._array[block]
         return out
 
     def sample(self, seed: int) -> F32:
