@@ -94,7 +94,8 @@ def _role(name: str, role: str, info: dict[str, Any]) -> Finding:
     shape = info["geometry"]
     detail = (
         f"role {info['role']}, vllm {info['vllm']}, series {info['series']}, "
-        f"{shape['layers']} layers x {shape['experts']} experts, top {shape['top_k']}"
+        f"{shape['layers']} layers x {shape['experts']} experts, top {shape['top_k']} "
+        f"({shape['digest']})"
     )
     allowed = {role} if role == "prefill" else {role, "both"}
     if info["role"] not in allowed:

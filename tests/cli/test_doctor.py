@@ -165,6 +165,17 @@ async def test_clock(ahead: int, status: str) -> None:
     assert status == OK or ("ahead" if ahead > 0 else "behind") in found.detail
 
 
+@pytest.mark.parametrize(
+    "broken", [[], {}, {"geometry": 1}, {**info(), "geometry": {}}, {"series": "x"}, "text"]
+)
+async def test_answer_that_is_no_information(broken: Any) -> None:
+    worker = MockWorker("decode", info=broken or {"v": 1})
+    async with workers(worker):
+        found = await check([], [worker.url])
+    assert found[f"decode {worker.url} info"].status == PROBLEM
+    assert "geometry" not in found or found["geometry"].status == OK
+
+
 def test_exit_codes() -> None:
     ok, note = Finding("a", OK, ""), Finding("b", NOTE, "", "fix")
     problem, unknown = Finding("c", PROBLEM, "", "fix"), Finding("d", UNKNOWN, "", "fix")

@@ -191,3 +191,23 @@ async def test_measured_difference_of_an_experiment_is_shown() -> None:
         (measured,) = data["numbers"]["experts"]["measured"]
         assert (measured["name"], measured["against"]) == ("least_requests", "round_robin")
         assert measured["ci95"][0] < measured["ci95"][1]
+
+
+async def test_a_viewer_does_not_hold_the_router_up() -> None:
+    """The stream ends with the router, at once, and not by an error."""
+    async with aiohttp.ClientSession() as viewer:
+        async with rig(1, 1) as r:
+            response = await viewer.get(r.url + "/eldr/events")
+            await anext(aiter(events(response)))
+        assert (await response.content.read()).endswith(b"\n\n") or response.content.at_eof()
+
+
+async def test_viewers_of_one_moment_share_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator_page, "SEND_SECONDS", 60.0)
+    async with rig(1, 1) as r:
+        watch = Watch(r.router)
+        assert watch.event("a", None) is watch.event("a", None)
+        assert watch.event("b", None) is not watch.event("a", None)
+        for layer in range(100):
+            watch.event("a", layer)
+        assert len(watch._made) <= operator_page.MOST_VIEWERS
