@@ -229,7 +229,7 @@ def ratios(rows: Sequence[Measured], clock: str, seed: int = 0) -> dict[str, Any
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--width", type=int, default=2048, help="units of an expert")
+    parser.add_argument("--width", type=int, default=4096, help="units of an expert")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--batch", type=float, default=16.0, help="mean batch of a worker")
     parser.add_argument("--moments", type=int, default=6)
