@@ -35,6 +35,7 @@ _REASONS = {
     "partition_paused": "the partition is paused",
     "no_session": "it names no session",
     "no_domain": "it has no domain label",
+    "policy_error": "the policy failed, see the log",
 }
 
 
