@@ -46,6 +46,12 @@ class ArrivalSpec:
     clip: tuple[int, int] = (2, 1 << 20)
     prompt: tuple[int, int] = (1, 1 << 20)
 
+    def __post_init__(self) -> None:
+        if self.output_tokens is not None and self.output_tokens < 2:
+            raise ValueError(
+                f"arrivals: {self.output_tokens} output tokens leave nothing to decode, needs 2"
+            )
+
     def make(self, requests: int, seed: int) -> Arrivals:
         """`requests` requests, at any rate: the caller sets it."""
         if self.path:

@@ -184,6 +184,7 @@ def test_command_line_takes_prefill_events_and_load(capsys, tmp_path):
         (["--workers", "0"], "needs a worker"),
         (["--seeds", "0"], "--seeds"),
         (["--arrivals", "x.npz"], "name the array"),
+        (["--output-tokens", "1"], "nothing to decode"),
         (["--routers", "9"], "routers"),
         (["--model", "deepseek-v3"], "do not fit"),
     ],
