@@ -69,6 +69,11 @@ def test_band_is_explained() -> None:
     assert (third["band"], third["shadows"]) == (False, ["round_robin"])
 
 
+def test_load_is_shown_where_it_was_recorded() -> None:
+    found = explanation(row(load={"http://d0:8200": 7, "http://d1:8200": 3}))
+    assert [c["load"] for c in found["candidates"]] == [7, 3, None]
+
+
 def test_of_many_candidates_the_best_and_the_chosen_are_shown() -> None:
     names = [f"w{i:02d}" for i in range(40)]
     scores = {name: 1.0 - i / 100 for i, name in enumerate(names)}
