@@ -119,14 +119,15 @@ class Pool:
         """The result of an active health check; `since` is when the one before it started."""
         # A busy worker may be slow to answer checks while it serves requests well.
         ok = ok or endpoint.origin.heard_since(since)
-        if not endpoint.condition.checked(self._now(), ok, since=since):
-            return
-        if endpoint.condition.down:
+        changed = endpoint.condition.checked(self._now(), ok, since=since)
+        if endpoint.condition.down and not ok:
+            # At every check, since a request may have been sent shortly before the last one.
+            endpoint.origin.fail_silent(since)
+        if changed and endpoint.condition.down:
             log.warning("%s worker %s is down: %s", self.role, endpoint.name, why)
             self._special.add(endpoint)
-            endpoint.origin.fail_silent(since)
             self.on_event(endpoint, "down")
-        else:
+        elif changed:
             self._returned(endpoint)
 
     def _returned(self, endpoint: Endpoint) -> None:

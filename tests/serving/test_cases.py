@@ -307,6 +307,24 @@ async def test_hung_decode_worker_that_fails_its_checks_gives_requests_back() ->
         assert {status for status, _ in await asyncio.gather(*calls)} == {200}
 
 
+async def test_request_sent_just_before_its_worker_went_down_is_given_back_too() -> None:
+    async with rig(1, 2, health_interval=600.0, health_failures=2) as r:
+        for worker in r.decode:
+            worker.plans.append(Plan(wait=FOREVER))
+        call = asyncio.create_task(r.complete())
+        await until(lambda: sum(w.active for w in r.decode) == 1)
+        hung = next(e for e in r.router.decode.endpoints if e.running)
+        now = asyncio.get_running_loop().time
+        before = now() - 60.0
+        for _ in range(2):  # the checks that take it down started before the request did
+            r.router.decode.checked(hung, False, before, "no answer")
+        assert hung.condition.down
+        other = next(w for w in r.decode if not w.active)
+        other.plans.clear()
+        r.router.decode.checked(hung, False, now() + 1.0, "no answer")
+        assert (await call)[0] == 200
+
+
 async def test_unpatched_model_works_by_load_alone() -> None:
     async with rig(1, 2) as r:
         assert r.router.decode.fleet.geometry is None
