@@ -230,9 +230,9 @@ def ratios(rows: Sequence[Measured], clock: str, seed: int = 0) -> dict[str, Any
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--width", type=int, default=4096, help="units of an expert")
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--batch", type=float, default=16.0, help="mean batch of a worker")
-    parser.add_argument("--moments", type=int, default=6)
+    parser.add_argument("--moments", type=int, default=3)
     parser.add_argument("--steps", type=int, default=16, help="timed steps of a batch")
     parser.add_argument("--rounds", type=int, default=1, help="times that every batch is measured")
     parser.add_argument("--seed", type=int, default=0)
