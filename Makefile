@@ -21,7 +21,7 @@ $(VENV)/.packages: $(ENGINE) $(TOOLS)
 	touch $@
 
 $(VENV)/.eldr: $(VENV)/.packages $(NATIVE)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	ELDR_SKIP_EXT=0 $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 $(VENV)/.patched: $(VENV)/.eldr $(wildcard patches/*)

@@ -5,7 +5,8 @@ It is built when torch is installed, and gets CUDA kernels when nvcc is found.
 `eldr._native` needs Python only.
 
 Environment:
-    ELDR_SKIP_EXT=1       build neither: NumPy and plain torch serve.
+    ELDR_SKIP_EXT=0|1     1: build neither, NumPy and plain torch serve; 0: fail without a C++
+                          compiler; default: build them when there is a compiler.
     ELDR_CUDA=0|1         0: no CUDA kernels even with nvcc; 1: fail without nvcc; default: with
                           CUDA kernels when nvcc is found.
     ELDR_CUDA_ARCHS=...   comma-separated compute capabilities, default 80,90,100.
@@ -20,6 +21,7 @@ import os
 import re
 import shutil
 import subprocess
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -200,7 +202,21 @@ class Package(build_py):
             shutil.copytree(ROOT / "csrc/cuda", cuda, ignore=shutil.ignore_patterns("*.cu", "*.h"))
 
 
-skip = os.environ.get("ELDR_SKIP_EXT", "") not in ("", "0")
+def skip_extensions() -> bool:
+    """Whether to build a pure wheel: asked for, or there is nothing to compile with."""
+    wish = os.environ.get("ELDR_SKIP_EXT", "")
+    if wish not in ("", "0", "1"):
+        raise SystemExit(f"setup.py: ELDR_SKIP_EXT={wish!r}, expected 0 or 1")
+    if wish:
+        return wish == "1"
+    compiler = (os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++").split()[0]
+    if shutil.which(compiler):
+        return False
+    print(f"setup.py: no C++ compiler ({compiler}), eldr is built without its native libraries")
+    return True
+
+
+skip = skip_extensions()
 setup(
     ext_modules=[] if skip else [*native_extension(), *torch_extension()],
     cmdclass={"build_ext": Build, "build_py": Package},

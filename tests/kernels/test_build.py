@@ -17,7 +17,7 @@ def extensions(monkeypatch):
     """Runs setup.py under the given environment and returns the extensions it would build."""
 
     def run(torch: bool = True, nvcc: bool = False, **environment: str) -> dict[str, object]:
-        for name in ("ELDR_SKIP_EXT", "ELDR_CUDA", "ELDR_CUDA_ARCHS", "CUDA_HOME"):
+        for name in ("ELDR_SKIP_EXT", "CXX", "ELDR_CUDA", "ELDR_CUDA_ARCHS", "CUDA_HOME"):
             monkeypatch.delenv(name, raising=False)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
@@ -48,6 +48,17 @@ def test_only_the_torch_free_library_without_torch(extensions):
 
 def test_nothing_when_asked_for_nothing(extensions):
     assert extensions(ELDR_SKIP_EXT="1") == {}
+
+
+def test_nothing_without_a_compiler_unless_it_is_required(extensions, capsys):
+    assert extensions(CXX="/nowhere/c++") == {}
+    assert "no C++ compiler (/nowhere/c++)" in capsys.readouterr().out
+    assert set(extensions(CXX="/nowhere/c++", ELDR_SKIP_EXT="0")) == {"eldr._native", "eldr._C"}
+
+
+def test_an_unknown_wish_is_refused(extensions):
+    with pytest.raises(SystemExit, match="ELDR_SKIP_EXT='yes', expected 0 or 1"):
+        extensions(ELDR_SKIP_EXT="yes")
 
 
 def test_setup_does_not_import_torch():
