@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from eldr.kernels import checks
+from eldr.kernels.arrays import takes_arrays
 from eldr.kernels.device_kernel import ceil_div, device_kernel, power_of_two
 from eldr.kernels.library import declare
 
@@ -97,9 +98,12 @@ def accumulate_kernel(  # type: ignore[no-untyped-def]
                             inside = (step + tl.arange(0, STEP) < BS) & (token < tokens)
                             at = tl.load(slots_ptr + token, mask=inside, other=-1)
                         mine = (at >= base) & (at < base + BS)
-                        cell = token.to(tl.int64)[:, None] * STRIDE_T + layer * STRIDE_L
+                        cell = token.to(tl.int64)[:, None] * STRIDE_T
+                        cell += layer.to(tl.int64) * STRIDE_L
                         used = mine[:, None] & (k < K)[None, :]
                         ids = tl.load(ids_ptr + cell + k[None, :], mask=used, other=0)
+                        if ids.dtype.primitive_bitwidth < 32:  # E may not fit the ids' own dtype
+                            ids = ids.to(tl.int32)
                         hit = used & (ids >= 0) & (ids < E)
                         flat = tl.reshape(tl.where(hit, ids, 0).to(tl.int32), [STEP * KP])
                         total += tl.histogram(flat, EP, mask=tl.reshape(hit, [STEP * KP]))
@@ -157,6 +161,7 @@ _op = declare(
 )
 
 
+@takes_arrays
 def accumulate_hits(
     topk_ids: Tensor, slot_mapping: Tensor, block_size: int, histograms: Tensor
 ) -> None:

@@ -13,6 +13,7 @@ CASES = [
     (128, 4, 16, np.uint16, np.uint8, 2),
     (256, 8, 64, np.uint8, np.int32, 1),
     (512, 16, 256, np.uint16, np.uint16, 1),
+    (256, 8, 64, np.uint8, np.uint8, 1),  # E itself does not fit the ids' dtype
     (60, 6, 33, np.uint8, np.int64, 1),
     (1, 1, 1, np.uint8, np.int32, 1),
 ]
