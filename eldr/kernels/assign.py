@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from eldr.kernels import checks
+from eldr.kernels.arrays import takes_arrays
 from eldr.kernels.device_kernel import device_kernel, power_of_two
 from eldr.kernels.library import declare
 
@@ -220,6 +221,7 @@ _op = declare(
 )
 
 
+@takes_arrays
 def assign(
     scores: Tensor,
     rule: Rule,
@@ -308,7 +310,4 @@ def check_assignment(
 
 def _non_negative(rule: LocalityBand | MarginalCost) -> None:
     for name in rule.__dataclass_fields__:
-        value = getattr(rule, name)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0.0 <= value < math.inf:
-            raise ValueError(f"{name}: {value!r} is not a finite number >= 0")
+        checks.non_negative(name, getattr(rule, name))

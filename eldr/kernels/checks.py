@@ -6,6 +6,7 @@ read everywhere, data on CPU tensors alone, where that costs no synchronisation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -71,6 +72,13 @@ def integer(name: str, value: object, low: int, high: int, why: str = "") -> int
     if not low <= value <= high:
         raise ValueError(f"{name}: {value} is not in [{low}, {high}]{why}")
     return value
+
+
+def non_negative(name: str, value: object) -> None:
+    """Raises ValueError unless `value` is a finite number >= 0."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0.0 <= value < math.inf:  # type: ignore[operator]
+        raise ValueError(f"{name}: {value!r} is not a finite number >= 0")
 
 
 def histograms(value: object) -> Tensor:

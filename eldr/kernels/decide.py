@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from eldr.kernels import backend, checks, workspace
+from eldr.kernels.arrays import take_over, takes_arrays
 from eldr.kernels.assign import Rule, assign_ref, assign_triton, check_assignment, coefficients
 from eldr.kernels.device_kernel import device_kernel
 from eldr.kernels.gather import (
@@ -48,6 +49,9 @@ class Assignment:
     cost: Tensor
     state: Tensor | None = None
     request_kv: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        take_over(self, "load", "cost", "state", "request_kv")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,6 +214,7 @@ _op = declare(
 )
 
 
+@takes_arrays
 def decide(
     histograms: Tensor,
     block_ids: Tensor,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from eldr.kernels import checks
+from eldr.kernels.arrays import takes_arrays
 from eldr.kernels.device_kernel import ceil_div, device_kernel
 from eldr.kernels.library import declare
 
@@ -116,6 +117,7 @@ def _check_lengths(histograms: Tensor, offsets: Tensor) -> None:
     checks.within("offsets", lengths, 0, most, "the blocks whose sum fits int32 (differences)")
 
 
+@takes_arrays
 def gather_signatures(
     histograms: Tensor, block_ids: Tensor, offsets: Tensor, *, counts: Tensor | None = None
 ) -> Tensor:

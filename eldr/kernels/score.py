@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from eldr.kernels import checks
+from eldr.kernels.arrays import take_over, taken_over, takes_arrays
 from eldr.kernels.device_kernel import ceil_div, device_kernel, power_of_two
 from eldr.kernels.library import declare
 
@@ -47,6 +48,7 @@ class Centroids:
     squares: Tensor
 
     def __post_init__(self) -> None:
+        take_over(self, "vectors", "squares")
         cells = _check_vectors(self.vectors)
         checks.tensor("squares", self.squares, torch.float32, (cells,))
         checks.contiguous(squares=self.squares)
@@ -54,9 +56,13 @@ class Centroids:
 
     @classmethod
     def fold(cls, centroids: Tensor, weights: Tensor) -> Centroids:
-        """Folds weights [L, E] (IDF, 0 in masked layers) into unit centroids [W, L, E]."""
-        q = weights.to(torch.float32)
-        vectors = (centroids.to(torch.float32) * q).flatten(1).contiguous()
+        """Folds weights [L, E] (IDF, 0 in masked layers) into unit centroids [W, L, E].
+
+        Raises:
+            TypeError, ValueError: no floats, or other shapes.
+        """
+        vectors, q = _floats("centroids", centroids, "weights", weights)
+        vectors = (vectors * q).flatten(1).contiguous()
         return cls(vectors, q.square().flatten().contiguous())
 
 
@@ -78,18 +84,24 @@ class Survival:
     shrinkage: float
 
     def __post_init__(self) -> None:
+        take_over(self, "vectors", "prior")
         _check_vectors(self.vectors)
         checks.tensor("prior", self.prior, torch.float32, (self.vectors.shape[0],))
         checks.contiguous(prior=self.prior)
         checks.same_device("vectors", self.vectors.device, prior=self.prior)
-        if not 0.0 <= self.shrinkage < float("inf"):
-            raise ValueError(f"shrinkage: {self.shrinkage!r} is not a finite number >= 0")
+        checks.non_negative("shrinkage", self.shrinkage)
 
     @classmethod
     def of(cls, survival: Tensor, mean: Tensor, shrinkage: float) -> Survival:
-        """From survival [W, L, E], mean activation probabilities [L, E] and k."""
-        vectors = survival.to(torch.float32).flatten(1).contiguous()
-        return cls(vectors, vectors @ mean.to(torch.float32).flatten() * shrinkage, shrinkage)
+        """From survival [W, L, E], mean activation probabilities [L, E] and k.
+
+        Raises:
+            TypeError, ValueError: no floats, other shapes, k < 0.
+        """
+        checks.non_negative("shrinkage", shrinkage)
+        vectors, g = _floats("survival", survival, "mean", mean)
+        vectors = vectors.flatten(1).contiguous()
+        return cls(vectors, vectors @ g.flatten() * shrinkage, shrinkage)
 
 
 Scorer = Centroids | Survival
@@ -275,6 +287,7 @@ _op = declare(
 )
 
 
+@takes_arrays
 def score(
     counts: Tensor, scorer: Scorer, *, tokens: Tensor | None = None, scores: Tensor | None = None
 ) -> Tensor:
@@ -338,6 +351,17 @@ def check_scoring(
         checks.contiguous(scores=scores)
     checks.same_device("counts", device, vectors=scorer.vectors, tokens=tokens, scores=scores)
     return scores
+
+
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def _floats(per_worker: str, whole: Tensor, shared: str, part: Tensor) -> tuple[Tensor, Tensor]:
+    """[W, L, E] and [L, E] in float32, checked: torch would broadcast what does not fit."""
+    whole = checks.tensor(per_worker, taken_over(per_worker, whole), _FLOATS, ("W", "L", "E"))
+    part = checks.tensor(shared, taken_over(shared, part), _FLOATS, whole.shape[1:])
+    checks.same_device(per_worker, whole.device, **{shared: part})
+    return whole.to(torch.float32), part.to(torch.float32)
 
 
 def _check_vectors(vectors: Tensor) -> int:
