@@ -1,5 +1,7 @@
 """accumulate_hits against what NumPy and torch offer; bars at T=8192, L=48, E=128, K=8, block 16.
 
+On a GPU the peers are torch's operators and the way over the host that vLLM's own capture offers.
+
 python -m benchmarks.accumulate [--json] [--rounds N] [--quick] [--out FILE]
 """
 
@@ -12,6 +14,7 @@ from torch import Tensor
 from benchmarks._harness import Case, Function, arguments, measure, report, thread_scaling
 from eldr.kernels import accumulate_hits
 from eldr.kernels.recipes import SHAPES, Shape
+from profiling.gpu_check import host_capture
 
 
 class Step:
@@ -71,6 +74,11 @@ class Step:
         ]
         return torch.stack(rows)
 
+    def host_peer(self) -> dict[str, Function]:
+        """The whole step as one request, by way of the host."""
+        capture = host_capture.HostCapture(self.ids, self.shape.experts, [self.tokens])
+        return {host_capture.NAME: lambda: capture(self.ids)}
+
     def numpy_peers(self) -> dict[str, Function]:
         """np.bincount per block (the same result) and over the whole request (less: one row)."""
         ids, size = self.ids.cpu().numpy(), self.shape.block_size
@@ -98,8 +106,7 @@ def main() -> None:
         peers = step.torch_peers() if main_shape or not on_cpu else {}
         if main_shape:
             peers |= {"torch one_hot sum": step.one_hot}
-        if on_cpu:
-            peers |= step.numpy_peers()
+        peers |= step.numpy_peers() if on_cpu else step.host_peer()
         name = f"{shape.name} T={tokens} block={shape.block_size}"
         results.append(measure(Case(name, step.ours, peers, step.bytes), args))
     bars: dict[str, object] = {}

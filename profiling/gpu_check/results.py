@@ -9,7 +9,7 @@ from typing import Any
 
 from profiling.gpu_check.experts import ExpertCost
 from profiling.gpu_check.parity import Verdict
-from profiling.gpu_check.speed import Timing
+from profiling.gpu_check.speed import PEERS, Timing
 
 # Microseconds that the kernels should need at the first model's shape.
 GOALS = {"accumulate_hits": {None: 10.0}, "decide": {1: 8.0, 64: 25.0}}
@@ -66,9 +66,9 @@ class Results:
 def _fastest(timings: list[Timing], op: str, requests: int | None) -> tuple[str, float] | None:
     for timing in timings:
         right = requests is None or timing.case.startswith(f"R={requests} ")
-        if timing.op == op and timing.model == GOAL_MODEL and right and timing.samples:
-            name = min(timing.samples, key=lambda n: timing.samples[n].median)
-            return name, timing.samples[name].median
+        ours = {name: s.median for name, s in timing.samples.items() if name not in PEERS}
+        if timing.op == op and timing.model == GOAL_MODEL and right and ours:
+            return min(ours.items(), key=lambda item: item[1])
     return None
 
 

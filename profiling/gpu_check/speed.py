@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from profiling.gpu_check.backends import Implementation
 from profiling.gpu_check.clock import Call, Prepared, Sample, Timer, interleave
+from profiling.gpu_check.host_capture import NAME as HOST_CAPTURE
+from profiling.gpu_check.host_capture import HostCapture
 from profiling.gpu_check.inputs import (
     Question,
     Step,
@@ -22,13 +24,14 @@ from profiling.gpu_check.inputs import (
 from profiling.gpu_check.shapes import BLOCKS_PER_REQUEST, REQUESTS, TOKENS, WORKERS, Model
 
 ROUNDS = 15
+PEERS = (HOST_CAPTURE,)  # timed beside our backends, no backends themselves
 _CALLS = 20  # in one graph
 _CACHE = 100 << 20  # bytes of distinct inputs, beyond the L2 cache of any GPU we know
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One case: microseconds of each backend, and the bytes that have to move at least."""
+    """One case: microseconds of each backend and peer, and the bytes that have to move at least."""
 
     op: str
     model: str
@@ -63,11 +66,12 @@ def time_case(
     implementations: dict[str, Implementation],
     arguments: Sequence[list[object]],
     rounds: int = ROUNDS,
+    peers: Mapping[str, Implementation] | None = None,
 ) -> tuple[dict[str, Sample], dict[str, str]]:
-    """Samples by backend, and why others are left out."""
+    """Samples by backend and peer, and why others are left out."""
     prepared: dict[str, Prepared] = {}
     left_out: dict[str, str] = {}
-    for name, implementation in implementations.items():
+    for name, implementation in (implementations | dict(peers or {})).items():
         try:
             prepared[name] = timer.prepare(_calls(implementation, arguments))
         except NotImplementedError as error:
@@ -91,8 +95,17 @@ def time_accumulate(
     size = accumulate_bytes(step)
     first = accumulate_arguments(step, device, 0)
     arguments = [first] + [copied(first) for _ in range(_copies(size) - 1)]
-    samples, left_out = time_case(timer, implementations, arguments)
+    peers = {HOST_CAPTURE: _host_capture(step, first)}
+    samples, left_out = time_case(timer, implementations, arguments, peers=peers)
     return Timing("accumulate_hits", model.name, step.name, size, samples, left_out)
+
+
+def _host_capture(step: Step, arguments: Sequence[Any]) -> Implementation:
+    """Takes the op's arguments, of which it needs the ids alone."""
+    each = step.tokens // step.requests
+    last = step.tokens - each * (step.requests - 1)
+    capture = HostCapture(arguments[0], step.experts, [each] * (step.requests - 1) + [last])
+    return lambda ids, *_: capture(ids)
 
 
 def decide_bytes(question: Question) -> int:

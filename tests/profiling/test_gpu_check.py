@@ -139,6 +139,7 @@ def test_ops_are_timed_side_by_side_at_a_models_shape(monkeypatch: pytest.Monkey
     ops = {"torch": accumulate_hits_ref, "cuda": refuses}
     timing = speed.time_accumulate(HostTimer(), SMALL, ops, CPU)
     assert timing.samples["torch"].median > 0
+    assert timing.samples[speed.HOST_CAPTURE].median > 0
     assert timing.left_out == {"cuda": "no kernel for this"}
     assert timing.bytes == 64 * 2 * 2 * 4 + 8 * 64 + 4 * 32
     monkeypatch.setattr(speed, "BLOCKS_PER_REQUEST", 3)
@@ -229,6 +230,14 @@ def test_the_json_says_what_holds_and_which_goals_are_met() -> None:
     assert goals["decide R=64"]["us"] is None
     assert data["timings"][0]["us"]["triton"]["gb_per_s"] == pytest.approx(2000.0)
     assert data["experts"][0]["expert_gb_per_s"] == pytest.approx(18000.0)
+
+
+def test_a_peer_is_no_backend_that_could_meet_a_goal() -> None:
+    results = made_up()
+    results.timings[0].samples[speed.HOST_CAPTURE] = Sample(1.0, 1.0, 1.0, 5, "eager")
+    goal = next(g for g in results.goals() if g["what"] == "accumulate_hits")
+    assert (goal["backend"], goal["us"]) == ("triton", 7.5)
+    assert f"| {speed.HOST_CAPTURE} |" in markdown(results)
 
 
 def test_the_page_shows_everything_and_its_tables_are_well_formed() -> None:
@@ -362,7 +371,7 @@ def test_all_stages_fill_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     audited = [v for v in results.verdicts if v.op == "pipeline"]
     assert [v.backend for v in audited] == ["other"]
     assert [(t.op, sorted(t.samples)) for t in results.timings] == [
-        ("accumulate_hits", ["other", "torch"]),
+        ("accumulate_hits", ["other", "torch", speed.HOST_CAPTURE]),
         ("decide", ["other", "torch"]),
     ]
     assert results.experts[0].model == "small"
