@@ -99,6 +99,16 @@ def test_threads_do_not_change_a_bit():
     np.testing.assert_array_equal(*results)
 
 
+def test_a_block_larger_than_uint8_needs_uint16():
+    """Block size 256 with K = 1: a count may be 256, which uint8 would wrap to 0."""
+    call = {"topk_ids": torch.zeros(256, 1, 1).int(), "slot_mapping": torch.arange(256)}
+    with pytest.raises(ValueError, match="block_size: 256 is not in"):
+        accumulate_hits(**call, block_size=256, histograms=torch.zeros(1, 1, 2).to(torch.uint8))
+    histograms = torch.zeros(1, 1, 2, dtype=torch.uint16)
+    accumulate_hits(**call, block_size=256, histograms=histograms)
+    assert histograms.tolist() == [[[256, 0]]]
+
+
 def test_no_tokens_change_nothing():
     histograms = torch.full((2, 3, 5), 7, dtype=torch.uint8)
     accumulate_hits(
@@ -130,6 +140,15 @@ BAD = [
     ("block_size", 256, ValueError, r"block_size: 256 is not in \[1, 255\], what torch.uint8"),
     ("block_size", 16.0, TypeError, "block_size: expected an int, got float 16.0"),
     ("block_size", True, TypeError, "block_size: expected an int, got bool True"),
+    ("block_size", 2**31, ValueError, r"block_size: 2147483648 is not in \[1, 255\]"),
+    (
+        "topk_ids",
+        torch.zeros(4, 3, 2, device="meta").int(),
+        ValueError,
+        "topk_ids: on meta, but hist",
+    ),
+    ("slot_mapping", torch.arange(4, device="meta"), ValueError, "slot_mapping: on meta, but hist"),
+    ("slot_mapping", torch.tensor([0, 1, 2, 2**40]), ValueError, "slot_mapping: 1099511627776 at"),
     ("histograms", torch.zeros(2, 3, 5, dtype=torch.int8), TypeError, "uint8 or uint16, got int8"),
     ("histograms", torch.zeros(3, 5, dtype=torch.uint8), ValueError, r"\[num_blocks, L, E\]"),
     ("histograms", torch.zeros(2, 3, 0, dtype=torch.uint8), ValueError, "must be positive"),

@@ -95,12 +95,23 @@ def test_agrees_with_the_reference(rule):
     assert torch.equal(a.load, b.load)
 
 
+INT = torch.zeros(2, dtype=torch.int32)
 BAD = [
     ({"chosen": torch.zeros(2, dtype=torch.int32)}, ValueError, "chosen: given without an assign"),
     ({"counts": torch.zeros(2, 3, 4)}, TypeError, "counts: expected int32"),
     ({"counts": torch.zeros(2, 3, 5).int()}, ValueError, r"counts: expected shape \[2, 3, 4\]"),
     ({"tokens": torch.ones(2).int()}, ValueError, "tokens: .*meaningless with Centroids"),
     ({"block_ids": torch.tensor([0, 7]).int()}, ValueError, "block_ids: 7 at position 1"),
+    ({"block_ids": torch.tensor([-1, 2]).int()}, ValueError, "block_ids: -1 at position 0"),
+    ({"offsets": torch.tensor([0, 1, 3]).int()}, ValueError, "offsets: 3 at position 2"),
+    ({"counts": torch.zeros(2, 3, 4).int().to("meta")}, ValueError, "counts: on meta, but"),
+    ({"scores": torch.zeros(2, 2).double()}, TypeError, "scores: expected float32, got float64"),
+    (
+        {"assignment": Assignment(LeastLoad(), INT.to("meta"), INT)},
+        ValueError,
+        "load: on meta, but",
+    ),
+    ({"assignment": Assignment(LeastLoad(), INT, INT[:1])}, ValueError, r"cost: expected .*\[2\]"),
     ({"scorer": Centroids(torch.ones(2, 5), torch.ones(5))}, ValueError, "have 5 cells"),
 ]
 

@@ -83,6 +83,20 @@ BAD = [
     ("offsets", int32(0, 1, 4), ValueError, r"offsets: 4 at position 2 is not in \[0, 3\]"),
     ("offsets", int32(-1, 1, 3), ValueError, r"offsets: -1 at position 0"),
     ("histograms", torch.ones(4, 2, 3), TypeError, "histograms: expected uint8 or uint16, got"),
+    (
+        "block_ids",
+        int32(0, 1, 3).to("meta"),
+        ValueError,
+        "block_ids: on meta, but histograms is on",
+    ),
+    ("offsets", torch.tensor([0, 1, 3]), TypeError, "offsets: expected int32, got int64"),
+    (
+        "offsets",
+        int32(0, 1, 3).to("meta"),
+        ValueError,
+        "offsets: on meta, but histograms is on cpu",
+    ),
+    ("counts", torch.zeros(2, 2, 3).int().to("meta"), ValueError, "counts: on meta, but hist"),
     ("counts", torch.zeros(2, 2, 3), TypeError, "counts: expected int32, got float32"),
     ("counts", torch.zeros(3, 2, 3, dtype=torch.int32), ValueError, r"counts: .*\[2, 2, 3\]"),
 ]

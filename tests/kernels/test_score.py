@@ -105,6 +105,7 @@ def scorers() -> dict[str, Centroids | Survival]:
 
 COUNTS = torch.ones(3, 2, 3, dtype=torch.int32)
 TOKENS = torch.ones(3, dtype=torch.int32)
+META = torch.ones(6, device="meta")
 BAD = [
     ("centroids", {"counts": COUNTS.long()}, TypeError, "counts: expected int32, got int64"),
     ("centroids", {"counts": COUNTS[0]}, ValueError, r"counts: expected shape \[R, L, E\]"),
@@ -116,6 +117,14 @@ BAD = [
     ("survival", {"tokens": TOKENS[:2]}, ValueError, r"tokens: expected shape \[3\], got \[2\]"),
     ("survival", {"tokens": -TOKENS}, ValueError, r"tokens: -1 at position 0 is not in \[0"),
     ("centroids", {"scores": torch.zeros(3, 3)}, ValueError, r"scores: expected shape \[3, 2\]"),
+    ("centroids", {"scores": torch.zeros(3, 2).double()}, TypeError, "scores: .*got float64"),
+    ("centroids", {"scores": torch.zeros(3, 2, device="meta")}, ValueError, "scores: on meta, but"),
+    (
+        "survival",
+        {"tokens": TOKENS.to("meta")},
+        ValueError,
+        "tokens: on meta, but counts is on cpu",
+    ),
     ("centroids", {"scorer": "none"}, TypeError, "scorer: expected Centroids or Survival, got str"),
 ]
 
@@ -137,6 +146,32 @@ def test_bad_arguments_are_named(kind, change, error, message):
         (lambda: Centroids(torch.ones(1025, 1), torch.ones(1)), ValueError, "1025 is not in"),
         (lambda: Survival(torch.ones(2, 6), torch.ones(3), 1.0), ValueError, r"prior: .*\[2\]"),
         (lambda: Survival(torch.ones(2, 6), torch.ones(2), -1.0), ValueError, "shrinkage: -1.0"),
+        (
+            lambda: Survival(torch.ones(2, 6), torch.ones(2), "1"),
+            ValueError,
+            "shrinkage: '1' is not",
+        ),
+        (lambda: Centroids(torch.ones(2, 6), META), ValueError, "squares: on meta, but vectors is"),
+        (
+            lambda: Centroids.fold(torch.ones(2, 3, 4), torch.ones(4)),
+            ValueError,
+            r"weights: .*3, 4",
+        ),
+        (
+            lambda: Centroids.fold(torch.ones(2, 3, 4).int(), torch.ones(3, 4)),
+            TypeError,
+            "got int32",
+        ),
+        (
+            lambda: Survival.of(torch.ones(2, 3, 4), torch.ones(1, 4), 1.0),
+            ValueError,
+            r"mean: .*3, 4",
+        ),
+        (
+            lambda: Survival.of(torch.ones(2, 3), torch.ones(3), 1.0),
+            ValueError,
+            r"survival: .*W, L",
+        ),
         (lambda: Survival(torch.ones(6, 2).T, torch.ones(2), 1.0), ValueError, "vectors: expected"),
     ],
 )
