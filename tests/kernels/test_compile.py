@@ -10,6 +10,7 @@ from eldr.kernels import (
     LocalityBand,
     Survival,
     accumulate_hits,
+    backend,
     decide,
     gather_signatures,
     score,
@@ -49,6 +50,34 @@ def test_torch_compile_keeps_the_op_in_one_graph():
     want = torch.zeros(3, 2, 4, dtype=torch.uint8)
     accumulate_hits(t["ids"] + 1, t["slots"], 16, want)
     assert torch.equal(got, want.int() * 2)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_torch_compile_keeps_a_whole_step_of_launchers_in_one_graph(device):
+    """Meta tensors stand for a device's: the launchers take them the same way."""
+    t = step(device)
+    scorer = Centroids(t.pop("vectors"), torch.ones(8, device=device))
+
+    def run(ids, slots, histograms, block_ids, offsets, load, cost):
+        accumulate_hits(ids, slots, 16, histograms)
+        counts = gather_signatures(histograms, block_ids, offsets)
+        rule = Assignment(LocalityBand(0.1), load, cost)
+        done = decide(histograms, block_ids, offsets, scorer, assignment=rule)
+        return counts * 2, score(counts, scorer), done.scores, done.chosen
+
+    plain = run(**{name: tensor.clone() for name, tensor in t.items()})
+    got = torch.compile(run, backend="eager", fullgraph=True)(**t)
+    for ours, theirs in zip(got, plain, strict=True):
+        assert ours.shape == theirs.shape
+        assert device == "meta" or torch.equal(ours, theirs)
+
+
+@pytest.mark.skipif(not backend.have("cpp"), reason="eldr._C was not built; it is what refuses")
+def test_compiled_code_refuses_what_would_lead_out_of_bounds():
+    t = step("cpu")
+    compiled = torch.compile(accumulate_hits, backend="eager", fullgraph=True)
+    with pytest.raises(RuntimeError, match="slot_mapping: slot 48 of token 0 is not in"):
+        compiled(t["ids"], t["slots"] + 48, 16, t["histograms"])
 
 
 @pytest.mark.parametrize("kind", ["centroids", "survival"])
