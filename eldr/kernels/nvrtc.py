@@ -7,9 +7,9 @@ Nothing is copied. Arrays of other libraries, CuPy's among them, become tensors 
 enter, in the launchers (`eldr.kernels.arrays`). From here to CuPy no array object is made: a kernel
 takes one structure by value that holds up to 17 addresses besides strides and sizes, exactly as the
 built extension passes it, so that the same sources serve both. CuPy arrays over the tensors would
-cost an exchange per tensor and launch, only to be unpacked into the same addresses again. The order
-of streams, which DLPack's exchange would see to, needs no care: the launch is put on torch's current
-stream, where torch's allocator knows the tensors to be in use.
+cost an exchange per tensor and launch, only to be unpacked into the same addresses again. The
+order of streams, which DLPack's exchange would see to, needs no care: the launch is put on torch's
+current stream, where torch's allocator knows the tensors to be in use.
 """
 
 from __future__ import annotations

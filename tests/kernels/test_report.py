@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from eldr.kernels import nvrtc
+from eldr.kernels.accumulate import accumulate_hits_triton
+from eldr.kernels.device_kernel import record_launches
+from eldr.kernels.recipes import Recipe
 from eldr.kernels.report import __main__ as command
 from eldr.kernels.report import amd, bounds, cuda_kernels, nvidia, triton_kernels
 from eldr.kernels.report.row import Row
@@ -116,6 +120,25 @@ def test_what_triton_makes_here_is_what_was_committed(
         pytest.skip(f"{version} compiles otherwise than what was committed: {sorted(known)}")
     for row, _ in compiled.values():
         assert row == rows[row.key], "run the report again and commit it"
+
+
+@pytest.mark.parametrize(
+    ("ids", "experts"),
+    [(torch.uint8, 256), (torch.uint16, 512), (torch.int64, 128)],
+    ids=str,
+)
+def test_ids_of_every_dtype_compile(ids: torch.dtype, experts: int) -> None:
+    """The report has int32 ids; the number of experts need not fit the ids' own dtype."""
+    needs_compilers()
+
+    def meta(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    rows = meta(torch.uint8, 100, 4, experts)
+    with record_launches() as launches:
+        accumulate_hits_triton(meta(ids, 512, 4, 8), meta(torch.int64, 512), 16, rows)
+    row = triton_kernels.row(Recipe(f"ids {ids}", launches[0]), "sm_90")
+    assert row.spills == row.global_atomics == 0
 
 
 def test_what_nvrtc_makes_here_keeps_its_bounds() -> None:
