@@ -8,7 +8,6 @@ lead out of bounds.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 HISTOGRAM_DTYPES = (torch.uint8, torch.uint16)
 INT32_MAX = 2**31 - 1
+FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 def tensor(
@@ -77,10 +77,10 @@ def integer(name: str, value: object, low: int, high: int, why: str = "") -> int
 
 
 def non_negative(name: str, value: object) -> None:
-    """Raises ValueError unless `value` is a finite number >= 0."""
+    """Raises ValueError unless `value` is a number >= 0 that stays finite in float32."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0.0 <= value < math.inf:  # type: ignore[operator]
-        raise ValueError(f"{name}: {value!r} is not a finite number >= 0")
+    if not number or not 0.0 <= value <= FLOAT32_MAX:  # type: ignore[operator]
+        raise ValueError(f"{name}: {value!r} is not a finite number >= 0 in float32")
 
 
 def histograms(value: object) -> Tensor:

@@ -157,7 +157,7 @@ def test_bad_arguments_are_named(rule, change, error, message):
         assign(**arguments(rule) | change)
 
 
-@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), "0.1", True])
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), 1e39, "0.1", True])
 def test_bad_coefficients_are_refused(value):
     with pytest.raises(ValueError, match="is not a finite number >= 0"):
         LocalityBand(value)
