@@ -28,6 +28,8 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "u32": np.dtype("<u4"),
 }
 _DEFLATED = "+deflate"
+# Below this many bytes inflating costs the router more time than the bytes cost the network.
+_DEFLATE_FROM = 16_384
 
 
 class SignatureError(ValueError):
@@ -57,15 +59,14 @@ class Signature:
 
 
 def encode(signature: Signature, geometry: Geometry) -> dict[str, Any]:
-    """The JSON object of DESIGN's wire format; lossless, deflated when that is shorter."""
+    """The wire object; lossless, large counts deflated when that is shorter."""
     counts = np.ascontiguousarray(signature.counts)
     if counts.shape != (geometry.layers, geometry.experts):
         raise ValueError(f"counts: expected shape [L, E] of {geometry}, got {counts.shape}")
     peak = int(counts.max(initial=0))
     name = next(n for n, dtype in _DTYPES.items() if peak <= np.iinfo(dtype).max)
     raw = counts.astype(_DTYPES[name]).tobytes()
-    packed = zlib.compress(raw, 1)
-    if len(packed) < len(raw):
+    if len(raw) >= _DEFLATE_FROM and len(packed := zlib.compress(raw, 1)) < len(raw):
         name, raw = name + _DEFLATED, packed
     return {
         "v": WIRE_VERSION,

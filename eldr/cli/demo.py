@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", type=int, default=48, help="requests in flight (48)")
     parser.add_argument(
         "--policies",
-        default="round_robin,least_requests,locality_band",
+        default="round_robin,least_requests,locality_band,marginal_cost",
         help="comma-separated router policies, in the order to run them",
     )
     parser.add_argument("--tau", type=float, default=0.1, help="locality band width (0.1)")

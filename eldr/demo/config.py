@@ -7,7 +7,7 @@ from pathlib import Path
 
 MODEL_NAME = "eldr-tiny-moe"
 LOAD_BALANCERS = ("round_robin", "least_requests")
-DEFAULT_POLICIES = (*LOAD_BALANCERS, "locality_band")
+DEFAULT_POLICIES = (*LOAD_BALANCERS, "locality_band", "marginal_cost")
 MAX_MODEL_LEN = 512  # tokens; the prompts have about 192
 
 
@@ -35,8 +35,8 @@ class DemoConfig:
     policies: tuple[str, ...] = DEFAULT_POLICIES
     tau: float = 0.1
     output_checks: int = 24
-    min_tokens: int = 48
-    max_tokens: int = 160
+    min_tokens: int = 128
+    max_tokens: int = 300
     start_timeout: float = 600.0
     seed: int = 1
 

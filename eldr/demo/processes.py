@@ -72,9 +72,22 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def start(
-        self, name: str, command: Sequence[str], url: str, env: Mapping[str, str] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        url: str,
+        env: Mapping[str, str] | None = None,
+        niceness: int = 0,
     ) -> Child:
-        """Starts `command` in a session of its own, so that its descendants can be stopped too."""
+        """Starts `command` in a session of its own, so that its descendants can be stopped too.
+
+        Args:
+            name: for messages and the log file.
+            command: program and arguments.
+            url: where it will answer GET /health.
+            env: added to this process's environment.
+            niceness: 0 to 19, how readily it and its descendants give way to other processes.
+        """
         log = self._logs / f"{name}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(
@@ -87,6 +100,8 @@ class Supervisor:
             )
         child = Child(name, process, log, url)
         self._children.append(child)
+        if niceness:
+            _give_way(process.pid, niceness)
         return child
 
     def wait_healthy(self, children: Sequence[Child], timeout: float) -> None:
@@ -138,6 +153,14 @@ class Supervisor:
             _signal_group(child, signal.SIGKILL)
             child.process.wait()
         self._children = [child for child in self._children if child not in children]
+
+
+def _give_way(pid: int, niceness: int) -> None:
+    os.setpriority(os.PRIO_PROCESS, pid, niceness)
+    # Where the kernel groups processes by session, only the group's niceness counts.
+    group = Path(f"/proc/{pid}/autogroup")
+    if group.exists():
+        group.write_text(str(niceness))
 
 
 def _signal_group(child: Child, number: signal.Signals) -> None:

@@ -29,6 +29,7 @@ from eldr.workload.tiny import GEOMETRY, MODEL_DIR, PROMPT_DIR, load_prompts
 # Policies that choose by signature need the fitted partition.
 _NEEDS_PARTITION = frozenset({"locality_band"})
 _ROUTER_START = 120.0  # seconds
+_DECODE_NICENESS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,9 @@ def _start_workers(config: DemoConfig, supervisor: Supervisor, console: Console)
             worker_command("prefill" if name == "prefill" else "decode", port, MODEL_DIR),
             f"http://127.0.0.1:{port}",
             worker_env(side),
+            # A prefill GPU does not wait for decode GPUs. Here all share a few cores, and decode
+            # workers that compete with prefill starve themselves of requests to batch.
+            niceness=0 if name == "prefill" else _DECODE_NICENESS,
         )
         for name, port, side in zip(names, ports, side_channels, strict=True)
     ]

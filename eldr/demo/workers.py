@@ -19,6 +19,9 @@ ENGINE_ENV = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
     "OMP_NUM_THREADS": "1",
+    # With this vLLM keeps the executor named below: without it, a CPU engine talks to its worker
+    # through shared memory that both sides poll, and four such pairs leave two cores no time.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
     # Serves POST /reset_prefix_cache, so that every policy starts with cold prefix caches.
@@ -31,17 +34,18 @@ _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
 def worker_command(role: str, port: int, model: Path) -> list[str]:
-    """`python -m vllm...api_server` for one worker; `role` is `prefill` or `decode`."""
+    """One worker, vLLM's API server; `role` is `prefill` or `decode`."""
     transfer = {
         "kv_connector": "NixlConnector",
         "kv_role": _KV_ROLES[role],
         "kv_buffer_device": "cpu",
     }
     return [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *(sys.executable, "-m", "eldr.demo.vllm_worker"),
         *("--model", str(model), "--served-model-name", MODEL_NAME),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", "bfloat16", "--seed", "0", "--enforce-eager"),
+        *("--distributed-executor-backend", "uni"),
         *("--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "64"),
         *("--block-size", str(_BLOCK_SIZE), "--num-gpu-blocks-override", str(_KV_BLOCKS)),
         # vLLM 0.32 on a CPU dies on a seeded request whose prefill is split over two steps

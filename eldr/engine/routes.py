@@ -7,16 +7,17 @@ engine's answer; give each rank its own server (external load balancing) to see 
 
 from __future__ import annotations
 
-import json
+import logging
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 
 from eldr.engine.config import EngineConfig
 from eldr.engine.metrics import CONTENT_TYPE, render
+from eldr.engine.patching import installed_series, shipped_series
+
+logger = logging.getLogger("vllm.eldr")
 
 WIRE_VERSION = 1
 _TIMEOUT_S = 60.0
@@ -25,7 +26,13 @@ admin = APIRouter(prefix="/eldr", tags=["eldr"])
 
 
 def attach(app: FastAPI, settings: EngineConfig) -> None:
-    """Adds the routes to vLLM's FastAPI application."""
+    """Adds the routes to vLLM's FastAPI application; warns if its patches are not this eldr's."""
+    if (found := installed_series()) != (ours := shipped_series()):
+        logger.warning(
+            "ELDR: vLLM holds patch series %s but this eldr brings %s; run `eldr patch apply`",
+            found or "(none, or edited)",
+            ours,
+        )
     app.include_router(router)
     if settings.admin:
         app.include_router(admin)
@@ -90,15 +97,11 @@ async def _ask(request: Request, method: str, *args: Any) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, Any]:
-    """Versions of vLLM and eldr, and the patch series recorded beside vLLM (or null)."""
+    """Versions of vLLM and eldr, and the patch series that vLLM's files really hold (or null)."""
     import vllm
 
-    spec = find_spec("vllm")
-    folder = Path(next(iter(spec.submodule_search_locations or ()), "")) if spec else Path()
-    record = folder / "_eldr_patches.json"
-    series = json.loads(record.read_text()).get("series") if record.is_file() else None
     try:
         own = version("eldr")
     except PackageNotFoundError:
         own = None
-    return {"vllm": vllm.__version__, "eldr": own, "series": series}
+    return {"vllm": vllm.__version__, "eldr": own, "series": installed_series()}

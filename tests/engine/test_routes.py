@@ -107,3 +107,16 @@ def test_a_refused_vectors_file_answers_400_and_why():
     client = Client({"load_vectors": [{"error": "vectors: made for geometry x"}]})
     answer = call("POST", "/eldr/vectors", client, admin=True, body=b"file")
     assert (answer.status_code, answer.json()["detail"]) == (400, "vectors: made for geometry x")
+
+
+def test_another_series_in_vllm_is_named_with_the_remedy(monkeypatch, caplog):
+    monkeypatch.setattr(routes, "installed_series", lambda: "0123")
+    routes.attach(fastapi.FastAPI(), EngineConfig("prefill"))
+    assert "holds patch series 0123" in caplog.text
+    assert "eldr patch apply" in caplog.text
+
+
+def test_the_shipped_series_is_not_remarked_on(monkeypatch, caplog):
+    monkeypatch.setattr(routes, "installed_series", routes.shipped_series)
+    routes.attach(fastapi.FastAPI(), EngineConfig("prefill"))
+    assert caplog.text == ""

@@ -1,0 +1,128 @@
+"""The wire form: lossless for every count, and strict about everything else."""
+
+import base64
+import json
+import zlib
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from eldr.geometry import Geometry
+from eldr.signature import Signature, SignatureError, decode, encode
+
+SMALL = Geometry(2, 5, 2)
+LARGE = Geometry(48, 512, 8)
+
+
+def signature(geometry: Geometry, tokens: int, seed: int = 0, coverage: float = 1.0) -> Signature:
+    """`tokens` tokens that pick distinct experts at random, as a router does."""
+    rng = np.random.default_rng(seed)
+    counts = np.zeros((geometry.layers, geometry.experts), np.uint32)
+    for layer in range(geometry.layers):
+        for _ in range(tokens):
+            counts[layer, rng.choice(geometry.experts, geometry.top_k, replace=False)] += 1
+    return Signature(counts, tokens, coverage)
+
+
+@given(
+    st.builds(
+        Geometry, st.integers(1, 4), st.integers(3, 70), st.integers(1, 3)
+    ).flatmap(lambda g: st.tuples(st.just(g), st.integers(1, 400), st.floats(0, 1)))
+)  # fmt: skip
+def test_survives_json_for_any_geometry(drawn):
+    geometry, tokens, coverage = drawn
+    sent = signature(geometry, min(tokens, 40), seed=tokens, coverage=coverage)
+    got = decode(json.loads(json.dumps(encode(sent, geometry))), geometry)
+    assert np.array_equal(got.counts, sent.counts)
+    assert got.counts.dtype == np.uint32
+    assert (got.tokens, got.coverage) == (sent.tokens, sent.coverage)
+
+
+@pytest.mark.parametrize(
+    ("peak", "encoding"),
+    [(255, "u8"), (256, "u16"), (65_535, "u16"), (65_536, "u32"), (2**31 - 1, "u32")],
+)
+def test_the_smallest_width_that_holds_the_counts(peak, encoding):
+    counts = np.zeros((2, 5), np.uint32)
+    counts[1, 3] = peak
+    payload = encode(Signature(counts, peak), SMALL)
+    assert payload["counts"]["encoding"] == encoding
+    assert decode(payload, SMALL).counts[1, 3] == peak
+
+
+def test_large_counts_are_deflated_and_small_ones_are_not():
+    payload = encode(signature(LARGE, 20), LARGE)
+    assert payload["counts"]["encoding"] == "u8+deflate"
+    assert len(payload["counts"]["data"]) < LARGE.cells
+    assert encode(signature(SMALL, 20), SMALL)["counts"]["encoding"] == "u8"
+
+
+def test_counts_of_another_shape_are_not_sent():
+    with pytest.raises(ValueError, match=r"expected shape \[L, E\] .* got \(2, 4\)"):
+        encode(Signature(np.zeros((2, 4), np.uint32), 1), SMALL)
+
+
+def _with(**changes):
+    return {**encode(signature(SMALL, 9), SMALL), **changes}
+
+
+def _counts(encoding, raw):
+    return {"encoding": encoding, "data": base64.b64encode(raw).decode()}
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (None, "malformed"),
+        ([], "malformed"),
+        ("eldr", "malformed"),
+        ({}, "version"),
+        (_with(v=2), "version"),
+        (_with(v=True), "version"),
+        (_with(v="1"), "version"),
+        (_with(geometry=Geometry(2, 5, 1).digest), "geometry"),
+        (_with(geometry=None), "geometry"),
+        (_with(tokens=0), "malformed"),
+        (_with(tokens=-3), "malformed"),
+        (_with(tokens=1.5), "malformed"),
+        (_with(tokens=True), "malformed"),
+        (_with(tokens=2**31), "malformed"),
+        (_with(tokens=1), "malformed"),  # 18 hits per layer, but one token makes 2
+        (_with(coverage=float("nan")), "malformed"),
+        (_with(coverage=float("inf")), "malformed"),
+        (_with(coverage=-0.1), "malformed"),
+        (_with(coverage=1.1), "malformed"),
+        (_with(coverage=None), "malformed"),
+        (_with(coverage=True), "malformed"),
+        (_with(counts=None), "malformed"),
+        (_with(counts=[1, 2]), "malformed"),
+        (_with(counts={"encoding": "u8"}), "malformed"),
+        (_with(counts={"encoding": 8, "data": ""}), "malformed"),
+        (_with(counts=_counts("f32", bytes(40))), "malformed"),
+        (_with(counts=_counts("+deflate", bytes(10))), "malformed"),
+        (_with(counts=_counts("u8", bytes(9))), "malformed"),
+        (_with(counts=_counts("u8", bytes(11))), "malformed"),
+        (_with(counts=_counts("u8", bytes(10_000))), "malformed"),
+        (_with(counts=_counts("u16", bytes(10))), "malformed"),
+        (_with(counts={"encoding": "u8", "data": "!" * 16}), "malformed"),
+        (_with(counts={"encoding": "u8", "data": "é" * 16}), "malformed"),
+        (_with(counts=_counts("u8+deflate", bytes(10))), "malformed"),
+        (_with(counts=_counts("u8+deflate", zlib.compress(bytes(10))[:-3])), "malformed"),
+        (_with(counts=_counts("u8+deflate", zlib.compress(bytes(10)) + b"x")), "malformed"),
+        (_with(counts=_counts("u8+deflate", zlib.compress(bytes(11)))), "malformed"),
+        (_with(counts=_counts("u8+deflate", zlib.compress(bytes(50_000)))), "malformed"),
+    ],
+)
+def test_anything_else_is_refused_with_its_reason(payload, reason):
+    with pytest.raises(SignatureError) as refused:
+        decode(payload, SMALL)
+    assert refused.value.reason == reason
+    assert str(refused.value).startswith("signature: ")
+
+
+def test_partial_coverage_may_hold_fewer_hits():
+    whole = signature(SMALL, 8)
+    part = Signature(signature(SMALL, 2).counts, whole.tokens, 0.25)
+    assert decode(encode(part, SMALL), SMALL).coverage == 0.25
