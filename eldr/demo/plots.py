@@ -39,9 +39,11 @@ def plot_heat_map(results: Sequence[PolicyResult], layer: int, path: Path) -> No
     """One panel per policy: share of decode steps in which a worker read an expert of `layer`.
 
     Experts keep one order in all panels: grouped by the worker that reads them most under the
-    last policy, so that its blocks are visible and the others can be compared with them.
+    policy whose workers differ most, so that its blocks are visible and the others can be
+    compared with them.
     """
-    order = _block_order(results[-1].use_share[:, layer])
+    shares = [r.use_share[:, layer] for r in results]
+    order = _block_order(max(shares, key=lambda share: float((share.max(0) - share.mean(0)).sum())))
     figure, panels = plt.subplots(
         len(results), 1, figsize=(9, 1.25 * len(results) + 1.2), layout="constrained", squeeze=False
     )

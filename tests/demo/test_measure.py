@@ -113,3 +113,23 @@ def test_summary_and_table_hold_every_policy() -> None:
     assert needed <= set(found["policies"]["round_robin"])
     lines = table(results).splitlines()
     assert len({len(line) for line in lines}) == 1
+
+
+def test_the_heat_map_groups_experts_by_the_most_specialised_policy(tmp_path, monkeypatch) -> None:
+    from eldr.demo import plots
+
+    seen = []
+    original = plots._block_order
+    monkeypatch.setattr(plots, "_block_order", lambda s: seen.append(s) or original(s))
+    sharp = np.zeros((2, 1, 4))
+    sharp[0, 0, [1, 3]] = sharp[1, 0, [0, 2]] = 1.0
+    flat = np.full((2, 1, 4), 0.5)
+    results = [
+        dataclasses.replace(_result("round_robin", 30), use_share=flat),
+        dataclasses.replace(_result("locality_band", 20), use_share=sharp),
+        dataclasses.replace(_result("marginal_cost", 25), use_share=flat),
+    ]
+    plots.plot_heat_map(results, 0, tmp_path / "map.png")
+    assert (seen[0] == sharp[:, 0]).all()
+    assert sorted(original(sharp[:, 0])[:2]) == [1, 3]
+    assert (tmp_path / "map.png").stat().st_size > 1000
