@@ -27,7 +27,7 @@ from eldr.serving.kv_release import KvRelease
 from eldr.serving.legs import LegLimits, Legs, WholeRules
 from eldr.serving.metrics import Metrics
 from eldr.serving.origins import Client
-from eldr.serving.policy import PolicyMaker, live_policies, signature_policy
+from eldr.serving.policy import PolicyMaker, check_names, live_policies, signature_policy
 from eldr.serving.prefill_pool import PrefillPool
 from eldr.serving.probe import geometry_of, wait_for
 from eldr.serving.retry import RetryBudget, RetryRules
@@ -47,6 +47,7 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
         StartError: a worker, the partition or the policy does not fit.
         ConfigError: a worker URL is not one.
     """
+    check_names(config)
     async with AsyncExitStack() as stack:
         tls = client_tls(config.worker_ca)
         client = Client(config.connect_timeout, tls)

@@ -23,6 +23,19 @@ def live_policies(config: RouterConfig) -> tuple[str, ...]:
     return config.ab or (config.policy,)
 
 
+def check_names(config: RouterConfig) -> tuple[str, ...]:
+    """All configured policies; known without asking any worker, so asked first.
+
+    Raises:
+        StartError: no such policy.
+    """
+    named = (*live_policies(config), *config.shadow)
+    for name in named:
+        if name not in SERVING_POLICIES:
+            raise StartError(f"unknown policy {name!r}; there are {', '.join(SERVING_POLICIES)}")
+    return named
+
+
 def signature_policy(config: RouterConfig) -> str | None:
     """A configured policy that decides on signatures, None if there is none."""
     named = (*live_policies(config), *config.shadow)
@@ -47,12 +60,7 @@ class PolicyMaker:
                 one that does not fit.
         """
         self._config = config
-        named = (*live_policies(config), *config.shadow)
-        for name in named:
-            if name not in SERVING_POLICIES:
-                raise StartError(
-                    f"unknown policy {name!r}; there are {', '.join(SERVING_POLICIES)}"
-                )
+        named = check_names(config)
         centroid = next((name for name in named if name in _BY_CENTROID), None)
         if centroid is not None and not config.partition:
             raise StartError(

@@ -83,6 +83,14 @@ async def test_port_in_use_is_said_before_workers_are_waited_for() -> None:
     assert f"127.0.0.1:{port} is in use" in err
 
 
+async def test_unknown_policy_is_said_before_workers_are_waited_for() -> None:
+    dead = "http://127.0.0.1:9"
+    code, err = await _fails(*_command([dead], [dead], "--port", "0", "--policy", "fastest"))
+    assert code == 3
+    assert "unknown policy 'fastest'; there are" in err
+    assert "marginal_cost" in err
+
+
 async def test_policy_that_needs_signatures_and_a_worker_without_the_patch() -> None:
     p, d = MockWorker("prefill"), MockWorker("decode")
     async with workers(p, d):
