@@ -50,14 +50,15 @@ class Saving:
     """Percent fewer distinct experts per decode step than the run's better load balancer.
 
     Attributes:
-        balancer: the load balancer that read fewer experts per step.
-        percent: from the plain means over all steps.
+        balancer: the load balancer against which less was saved at equal batch.
         equal_batch: over the batch sizes that both ran; None if they share none.
+        percent: from the plain means over all steps, whatever their batches. A balancer that
+            spreads its requests badly runs many small steps, and looks good in this figure.
     """
 
     balancer: str
-    percent: float
     equal_batch: float | None
+    percent: float
 
 
 def saving(results: Sequence[PolicyResult], policy: str) -> Saving | None:
@@ -66,12 +67,20 @@ def saving(results: Sequence[PolicyResult], policy: str) -> Saving | None:
     balancers = [by_name[n] for n in LOAD_BALANCERS if n in by_name]
     if not balancers or policy not in by_name or policy in LOAD_BALANCERS:
         return None
-    best, ours = min(balancers, key=lambda r: r.distinct_per_step), by_name[policy]
+    found = [_saving(by_name[policy], balancer) for balancer in balancers]
+    return min(found, key=_judged)
+
+
+def _saving(ours: PolicyResult, balancer: PolicyResult) -> Saving:
     return Saving(
-        best.policy,
-        100 * (1 - ours.distinct_per_step / best.distinct_per_step),
-        saving_at_equal_batch(ours, best),
+        balancer.policy,
+        saving_at_equal_batch(ours, balancer),
+        100 * (1 - ours.distinct_per_step / balancer.distinct_per_step),
     )
+
+
+def _judged(found: Saving) -> float:
+    return found.percent if found.equal_batch is None else found.equal_batch
 
 
 def conclusion(results: Sequence[PolicyResult], checks: Mapping[str, Any]) -> str:
@@ -79,12 +88,12 @@ def conclusion(results: Sequence[PolicyResult], checks: Mapping[str, Any]) -> st
     savings = {r.policy: s for r in results if (s := saving(results, r.policy))}
     if not savings:
         return "Add a load balancer and another policy to compare."
-    policy = max(savings, key=lambda name: savings[name].percent)
+    policy = max(savings, key=lambda name: _judged(savings[name]))
     found = savings[policy]
     outputs = "equal to" if checks["outputs_equal"] else "DIFFERENT from"
-    equal = "" if found.equal_batch is None else f" ({_percent(found.equal_batch)} at equal batch)"
+    at = "" if found.equal_batch is None else " of equal batch size"
     return (
-        f"{policy} read {_percent(found.percent)} distinct experts per decode step{equal} than "
+        f"{policy} read {_percent(_judged(found))} distinct experts per decode step{at} than "
         f"{found.balancer}, the better load balancer, with outputs {outputs} undisaggregated "
         "serving; on this tiny model a step is mostly fixed cost, so TPOT here does not show what "
         "that saves on a GPU, where a decode step reads those experts' weights from memory."

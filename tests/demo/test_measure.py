@@ -97,11 +97,22 @@ def _result(policy: str, distinct: float):
 
 def test_saving_is_against_the_better_load_balancer() -> None:
     results = [_result("round_robin", 40), _result("least_requests", 38), _result("x", 19)]
-    assert saving(results, "x") == Saving("least_requests", pytest.approx(50.0), 50.0)
+    assert saving(results, "x") == Saving("least_requests", 50.0, pytest.approx(50.0))
     assert saving(results, "round_robin") is None
     assert "50.0 % fewer" in conclusion(results, _CHECKS)
     assert "DIFFERENT" in conclusion(results, {"outputs_equal": False})
     assert "more" in conclusion([*results[:2], _result("x", 40)], _CHECKS)
+
+
+def test_a_balancer_with_small_batches_does_not_pass_for_the_better_one() -> None:
+    # Few experts per step on average, but only because its steps are small.
+    uneven = dataclasses.replace(_result("round_robin", 10), by_batch={2: (90, 720), 8: (10, 400)})
+    even = dataclasses.replace(_result("least_requests", 38), by_batch={8: (100, 3900)})
+    ours = dataclasses.replace(_result("x", 30), by_batch={8: (100, 3000)})
+    found = saving([uneven, even, ours], "x")
+    assert found is not None
+    assert found.balancer == "least_requests"
+    assert found.equal_batch == pytest.approx(100 * (1 - 30 / 39))
 
 
 def test_summary_and_table_hold_every_policy() -> None:
