@@ -18,7 +18,6 @@ import datetime
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.nvtx import cpu_model
+from eldr.demo.ports import free_ports
 from eldr.geometry import Geometry
 from tests.serving.mocks.worker import FOREVER, MockWorker, Plan
 
@@ -137,13 +137,6 @@ def judge(status: int, stream: bool, raw: bytes) -> str:
         return f"malformed: {error}"
 
 
-def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def start_router(chaos: Chaos, port: int, log: Path) -> subprocess.Popen[bytes]:
     """Starts `eldr serve` in front of the workers."""
     command = [sys.executable, "-m", "eldr", "serve", "--port", str(port)]
@@ -236,7 +229,7 @@ async def run(requests: int, seed: int) -> dict[str, Any]:
         worker.plan, worker.keep_seen = Plan(events=6), False
         worker.expert = rng.randrange(64)
         await worker.start()
-    port, started = free_port(), time.perf_counter()
+    (port,), started = free_ports(1), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         router = start_router(chaos, port, Path(folder) / "router.log")
         url = f"http://127.0.0.1:{port}"

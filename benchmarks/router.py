@@ -18,7 +18,6 @@ import datetime
 import json
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -33,22 +32,11 @@ from typing import Any
 import uvloop
 
 from benchmarks.nvtx import cpu_model
+from eldr.demo.ports import free_ports
 
 CONNECTIONS = 16
 STREAMS = 1000
 PROMPT = "x" * 2000
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses now."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 def request(port: int, *, stream: bool) -> bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from eldr.demo.ports import free_ports
 from eldr.geometry import Geometry
 from eldr.serving.config import ConfigError, RouterConfig
 from eldr.serving.server import check_exposure
@@ -247,11 +248,7 @@ async def test_body_that_never_arrives_is_408() -> None:
 
 
 def _free() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
 
 
 async def test_worker_headers_are_off_by_default() -> None:

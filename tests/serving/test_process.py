@@ -16,6 +16,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from eldr.demo.ports import free_ports
 from eldr.geometry import Geometry
 from tests.serving.mocks.worker import FOREVER, MockWorker, Plan, workers
 from tests.serving.partitions import save_partition
@@ -23,9 +24,7 @@ from tests.serving.rig import events, until
 
 
 def _free() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
 
 
 def _command(prefill: list[str], decode: list[str], *options: str) -> list[str]:
