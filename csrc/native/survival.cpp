@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr int64_t kBlock = 1024;  // 64 cells a lane x 32767 x 255 < 2^32
+constexpr int64_t kBlock = 256;  // cells whose products fit int32: 256 x 2^15 x 255 < 2^31
 constexpr float kTop = 32767.0f;
 
 ELDR_CLONES uint32_t activation_loop(const uint32_t* counts, float scale, const float* prior,
@@ -42,18 +42,17 @@ ELDR_CLONES int64_t weigh_loop(const uint32_t* counts, const float* weights, flo
   return total;
 }
 
+// One sum over int16 x int16 products: the form that compilers turn into a multiply-add of pairs.
 ELDR_CLONES int64_t dot(const int16_t* x, const uint8_t* row, int64_t n) {
   int64_t total = 0;
   for (int64_t start = 0; start < n; start += kBlock) {
     const int64_t stop = start + kBlock < n ? start + kBlock : n;
-    uint32_t part[16] = {};
-    int64_t i = start;
-    for (; i + 16 <= stop; i += 16)
-      for (int k = 0; k < 16; ++k)
-        part[k] += static_cast<uint32_t>(static_cast<int32_t>(x[i + k]) * row[i + k]);
-    for (int k = 0; i < stop; ++i, ++k)
-      part[k] += static_cast<uint32_t>(static_cast<int32_t>(x[i]) * row[i]);
-    for (int k = 0; k < 16; ++k) total += part[k];
+    int32_t part = 0;
+    for (int64_t i = start; i < stop; ++i) {
+      const int16_t cell = row[i];
+      part += static_cast<int32_t>(x[i]) * cell;
+    }
+    total += part;
   }
   return total;
 }
