@@ -23,12 +23,14 @@ from eldr.kernels.gather import (
     gather_settings,
     gather_signatures_ref,
     gather_signatures_triton,
+    sum_rows,
 )
 from eldr.kernels.library import declare
 from eldr.kernels.score import (
     TILE_REQUESTS,
     Scorer,
     check_scoring,
+    dot_workers,
     finish_scores,
     operands,
     partials,
@@ -106,30 +108,17 @@ def decide_kernel(  # type: ignore[no-untyped-def]
     """
     r, c = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = c * COLUMNS + tl.arange(0, COLUMNS)
-    j = tl.arange(0, ROWS)
-    begin = tl.maximum(tl.load(offsets_ptr + r), 0)
-    end = tl.minimum(tl.load(offsets_ptr + r + 1), num_ids)
-    total = tl.zeros([COLUMNS], tl.int32)
-    for i in tl.range(begin, end, ROWS, num_stages=STAGES):
-        block = tl.load(ids_ptr + i + j, mask=i + j < end, other=-1).to(tl.int64)
-        valid = (block >= 0) & (block < num_blocks)
-        cell = block[:, None] * hist_stride + d[None, :]
-        mask = valid[:, None] & (d < cells)[None, :]
-        total += tl.sum(tl.load(hist_ptr + cell, mask=mask, other=0).to(tl.int32), 0)
-        total = tl.minimum(total, CAP)
+    total = sum_rows(
+        hist_ptr, ids_ptr, offsets_ptr, r, d, num_ids, num_blocks, hist_stride, cells,
+        COLUMNS, ROWS, CAP, STAGES,
+    )  # fmt: skip
     if COUNTS:
         tl.store(counts_ptr + r * cells + d, total, mask=d < cells)
     x = total.to(tl.float32)
     part = r * tl.num_programs(1) + c
-    for first in range(0, workers, WORKERS):
-        w = first + tl.arange(0, WORKERS)
-        mask = (w < workers)[:, None] & (d < cells)[None, :]
-        cell = w.to(tl.int64)[:, None] * cells + d[None, :]
-        v = tl.load(vectors_ptr + cell, mask=mask, other=0.0)
-        tl.store(dots_ptr + part * workers + w, tl.sum(v * x[None, :], 1), mask=w < workers)
-    if NORM:
-        q = tl.load(squares_ptr + d, mask=d < cells, other=0.0)
-        tl.store(norms_ptr + part, tl.sum(x * x * q, 0))
+    dot_workers(
+        vectors_ptr, squares_ptr, dots_ptr, norms_ptr, x, d, part, cells, workers, WORKERS, NORM
+    )
 
 
 # More workers than this, and enough requests for tiles: writing the counts out costs less than

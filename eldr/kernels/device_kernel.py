@@ -3,7 +3,7 @@
 `@device_kernel()` marks a function written in Triton's language. Triton is imported, and the
 function handed to `triton.jit`, at the first launch, so that machines without Triton or without a
 GPU import the ops all the same. The module that defines a kernel names the language `tl` for type
-checkers only; it becomes a real global here.
+checkers only; it becomes a real global here, and so do the `DeviceFunction`s that it calls.
 """
 
 from __future__ import annotations
@@ -51,6 +51,29 @@ def record_launches() -> Iterator[list[Launch]]:
         _recorded = previous
 
 
+class DeviceFunction:
+    """A function in Triton's language that kernels call; the compiler inlines it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self._jit: Any = None
+
+    @property
+    def jit(self) -> Any:
+        """The `triton.JITFunction`, or its interpreted twin under TRITON_INTERPRET=1."""
+        if self._jit is None:
+            self._jit = _compile(self.function)
+        return self._jit
+
+    def __call__(self, *args: Any) -> Any:
+        """What type checkers see; reached only by a caller that is no kernel.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(f"{self.function.__name__} runs inside a kernel only")
+
+
 class DeviceKernel:
     """A function in Triton's language; `kernel[grid](...)` launches it."""
 
@@ -65,9 +88,7 @@ class DeviceKernel:
     def jit(self) -> Any:
         """The `triton.JITFunction`, or its interpreted twin under TRITON_INTERPRET=1."""
         if self._jit is None:
-            triton = importlib.import_module("triton")
-            self.function.__globals__["tl"] = importlib.import_module("triton.language")
-            self._jit = triton.jit(self.function, do_not_specialize=self.varying)
+            self._jit = _compile(self.function, do_not_specialize=self.varying)
         return self._jit
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
@@ -93,6 +114,17 @@ def device_kernel(*varying: str) -> Callable[[Callable[..., None]], DeviceKernel
             one is 1 or divisible by 16, in the middle of serving.
     """
     return lambda function: DeviceKernel(function, varying)
+
+
+def _compile(function: Callable[..., Any], **options: Any) -> Any:
+    """Hands `function` to Triton, after what it names has become what Triton knows."""
+    triton = importlib.import_module("triton")
+    names = function.__globals__
+    names["tl"] = importlib.import_module("triton.language")
+    for name in function.__code__.co_names:
+        if isinstance(called := names.get(name), DeviceFunction):
+            names[name] = called.jit
+    return triton.jit(function, **options)
 
 
 def power_of_two(value: int, least: int = 1) -> int:

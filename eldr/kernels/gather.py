@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eldr.kernels import checks
 from eldr.kernels.arrays import takes_arrays
-from eldr.kernels.device_kernel import ceil_div, device_kernel
+from eldr.kernels.device_kernel import DeviceFunction, ceil_div, device_kernel
 from eldr.kernels.library import declare
 
 if TYPE_CHECKING:
@@ -35,6 +35,26 @@ def gather_signatures_ref(
     counts.zero_().index_add_(0, request[used], rows)
 
 
+@DeviceFunction
+def sum_rows(  # type: ignore[no-untyped-def]
+    hist_ptr, ids_ptr, offsets_ptr, r, d, num_ids, num_blocks, hist_stride, cells,
+    COLUMNS: tl.constexpr, ROWS: tl.constexpr, CAP: tl.constexpr, STAGES: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Sums the cells `d` of the rows of request `r`, ROWS rows at a time -> int32 [COLUMNS]."""
+    j = tl.arange(0, ROWS)
+    begin = tl.maximum(tl.load(offsets_ptr + r), 0)
+    end = tl.minimum(tl.load(offsets_ptr + r + 1), num_ids)
+    total = tl.zeros([COLUMNS], tl.int32)
+    for i in tl.range(begin, end, ROWS, num_stages=STAGES):
+        block = tl.load(ids_ptr + i + j, mask=i + j < end, other=-1).to(tl.int64)
+        valid = (block >= 0) & (block < num_blocks)
+        cell = block[:, None] * hist_stride + d[None, :]
+        mask = valid[:, None] & (d < cells)[None, :]
+        total += tl.sum(tl.load(hist_ptr + cell, mask=mask, other=0).to(tl.int32), 0)
+        total = tl.minimum(total, CAP)
+    return total
+
+
 @device_kernel("num_ids")
 def gather_kernel(  # type: ignore[no-untyped-def]
     hist_ptr, ids_ptr, offsets_ptr, counts_ptr, num_ids, num_blocks, hist_stride, cells,
@@ -47,17 +67,10 @@ def gather_kernel(  # type: ignore[no-untyped-def]
     """
     r = tl.program_id(0)
     d = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    j = tl.arange(0, ROWS)
-    begin = tl.maximum(tl.load(offsets_ptr + r), 0)
-    end = tl.minimum(tl.load(offsets_ptr + r + 1), num_ids)
-    total = tl.zeros([COLUMNS], tl.int32)
-    for i in tl.range(begin, end, ROWS, num_stages=STAGES):
-        block = tl.load(ids_ptr + i + j, mask=i + j < end, other=-1).to(tl.int64)
-        valid = (block >= 0) & (block < num_blocks)
-        cell = block[:, None] * hist_stride + d[None, :]
-        mask = valid[:, None] & (d < cells)[None, :]
-        total += tl.sum(tl.load(hist_ptr + cell, mask=mask, other=0).to(tl.int32), 0)
-        total = tl.minimum(total, CAP)
+    total = sum_rows(
+        hist_ptr, ids_ptr, offsets_ptr, r, d, num_ids, num_blocks, hist_stride, cells,
+        COLUMNS, ROWS, CAP, STAGES,
+    )  # fmt: skip
     tl.store(counts_ptr + r.to(tl.int64) * cells + d, total, mask=d < cells)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from eldr.kernels import checks
 from eldr.kernels.arrays import take_over, taken_over, takes_arrays
-from eldr.kernels.device_kernel import ceil_div, device_kernel, power_of_two
+from eldr.kernels.device_kernel import DeviceFunction, ceil_div, device_kernel, power_of_two
 from eldr.kernels.library import declare
 
 if TYPE_CHECKING:
@@ -128,6 +128,23 @@ def score_ref(
     scores.copy_(total)
 
 
+@DeviceFunction
+def dot_workers(  # type: ignore[no-untyped-def]
+    vectors_ptr, squares_ptr, dots_ptr, norms_ptr, x, d, part, cells, workers,
+    WORKERS: tl.constexpr, NORM: tl.constexpr,
+) -> None:  # fmt: skip
+    """Writes dots[part, :] = <x, vectors[:, d]>, WORKERS at a time, and norms[part] if NORM."""
+    for first in range(0, workers, WORKERS):
+        w = first + tl.arange(0, WORKERS)
+        mask = (w < workers)[:, None] & (d < cells)[None, :]
+        cell = w.to(tl.int64)[:, None] * cells + d[None, :]
+        v = tl.load(vectors_ptr + cell, mask=mask, other=0.0)
+        tl.store(dots_ptr + part * workers + w, tl.sum(v * x[None, :], 1), mask=w < workers)
+    if NORM:
+        q = tl.load(squares_ptr + d, mask=d < cells, other=0.0)
+        tl.store(norms_ptr + part, tl.sum(x * x * q, 0))
+
+
 @device_kernel()
 def score_rows_kernel(  # type: ignore[no-untyped-def]
     counts_ptr, vectors_ptr, squares_ptr, dots_ptr, norms_ptr, cells, workers,
@@ -142,15 +159,9 @@ def score_rows_kernel(  # type: ignore[no-untyped-def]
     d = c * COLUMNS + tl.arange(0, COLUMNS)
     x = tl.load(counts_ptr + r * cells + d, mask=d < cells, other=0).to(tl.float32)
     part = r * tl.num_programs(1) + c
-    for first in range(0, workers, WORKERS):
-        w = first + tl.arange(0, WORKERS)
-        mask = (w < workers)[:, None] & (d < cells)[None, :]
-        cell = w.to(tl.int64)[:, None] * cells + d[None, :]
-        v = tl.load(vectors_ptr + cell, mask=mask, other=0.0)
-        tl.store(dots_ptr + part * workers + w, tl.sum(v * x[None, :], 1), mask=w < workers)
-    if NORM:
-        q = tl.load(squares_ptr + d, mask=d < cells, other=0.0)
-        tl.store(norms_ptr + part, tl.sum(x * x * q, 0))
+    dot_workers(
+        vectors_ptr, squares_ptr, dots_ptr, norms_ptr, x, d, part, cells, workers, WORKERS, NORM
+    )
 
 
 @device_kernel("requests")
