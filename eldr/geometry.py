@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cache
 
 _DIGEST_VERSION = "eldr-geometry-1"
 
@@ -33,8 +34,7 @@ class Geometry:
     @property
     def digest(self) -> str:
         """16 hex digits that name this geometry on the wire and in artefacts."""
-        text = f"{_DIGEST_VERSION}:{self.layers}:{self.experts}:{self.top_k}"
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return _digest(self.layers, self.experts, self.top_k)
 
     @property
     def cells(self) -> int:
@@ -43,3 +43,9 @@ class Geometry:
 
     def __str__(self) -> str:
         return f"{self.layers} layers x {self.experts} experts, top-{self.top_k}"
+
+
+@cache  # asked for at every request
+def _digest(layers: int, experts: int, top_k: int) -> str:
+    text = f"{_DIGEST_VERSION}:{layers}:{experts}:{top_k}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

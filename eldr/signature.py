@@ -1,16 +1,19 @@
 """A request's expert signature and its wire form, `kv_transfer_params.eldr` of a prefill answer.
 
-Shared by the engine, which writes it, and by the router, which reads it; NumPy only.
+Shared by the engine, which writes it, and by the router, which reads it. NumPy only; the loops of
+`eldr._native` make reading fast, and accept and refuse the same.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import importlib
 import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,6 +33,17 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 _DEFLATED = "+deflate"
 # Below this many bytes inflating costs the router more time than the bytes cost the network.
 _DEFLATE_FROM = 16_384
+
+
+def _load_native() -> ModuleType | None:
+    try:
+        module = importlib.import_module("eldr._native")
+    except ImportError:
+        return None
+    return module if hasattr(module, "widen") else None  # one of another version
+
+
+native: ModuleType | None = _load_native()
 
 
 class SignatureError(ValueError):
@@ -97,8 +111,13 @@ def decode(payload: object, geometry: Geometry) -> Signature:
             f"expected {geometry.digest} ({geometry})",
         )
     tokens, coverage = _header(payload)
-    counts = _counts(payload.get("counts"), geometry)
-    _check_totals(counts, tokens, geometry)
+    counts, peak, most = _widen(_raw(payload.get("counts"), geometry), geometry)
+    if most > tokens * geometry.top_k or peak > tokens:
+        raise SignatureError(
+            "malformed",
+            f"signature: {most} hits in one layer and {peak} of one expert, but {tokens} tokens x "
+            f"top-{geometry.top_k} make at most {tokens * geometry.top_k} and {tokens}",
+        )
     return Signature(counts, tokens, coverage)
 
 
@@ -118,7 +137,8 @@ def _header(payload: Mapping[str, Any]) -> tuple[int, float]:
     return tokens, float(coverage)
 
 
-def _counts(field: object, geometry: Geometry) -> Counts:
+def _raw(field: object, geometry: Geometry) -> bytes:
+    """The counts' bytes, as many as the geometry has cells of the encoding's width."""
     if not isinstance(field, Mapping):
         raise SignatureError("malformed", f"signature: counts missing or {_kind(field)}")
     encoding, data = field.get("encoding"), field.get("data")
@@ -132,7 +152,7 @@ def _counts(field: object, geometry: Geometry) -> Counts:
     if len(data) > 4 * (expected // 3 + 16):
         raise SignatureError("malformed", f"signature: {len(data)} characters of counts, too long")
     try:
-        raw = base64.b64decode(data, validate=True)
+        raw = _unbase64(data)
         if encoding.endswith(_DEFLATED):
             raw = _inflate(raw, expected)
     except (binascii.Error, ValueError, zlib.error) as error:
@@ -142,7 +162,26 @@ def _counts(field: object, geometry: Geometry) -> Counts:
             "malformed",
             f"signature: {len(raw)} bytes of counts, expected {expected} for {geometry}",
         )
-    return np.frombuffer(raw, dtype).astype(np.uint32).reshape(geometry.layers, geometry.experts)
+    return raw
+
+
+def _unbase64(text: str) -> bytes:
+    if native is not None:
+        return bytes(native.unbase64(text))
+    if len(text) % 4:  # the library overlooks padding after a whole quad
+        raise ValueError(f"{len(text)} characters of base64, not a multiple of 4")
+    return base64.b64decode(text, validate=True)
+
+
+def _widen(raw: bytes, geometry: Geometry) -> tuple[Counts, int, int]:
+    """Counts uint32 [L, E], the largest of them, and the largest sum over a layer's experts."""
+    shape = geometry.layers, geometry.experts
+    if native is not None:
+        counts = np.empty(shape, np.uint32)
+        peak, most = native.widen(raw, geometry.layers, counts)
+        return counts, peak, most
+    counts = np.frombuffer(raw, f"<u{len(raw) // geometry.cells}").astype(np.uint32).reshape(shape)
+    return counts, int(counts.max()), int(counts.sum(axis=1, dtype=np.uint64).max())
 
 
 def _inflate(raw: bytes, expected: int) -> bytes:
@@ -152,16 +191,6 @@ def _inflate(raw: bytes, expected: int) -> bytes:
     if not stream.eof or stream.unused_data:
         raise ValueError("deflate stream is truncated or followed by other bytes")
     return out
-
-
-def _check_totals(counts: Counts, tokens: int, geometry: Geometry) -> None:
-    most = int(counts.sum(axis=1, dtype=np.uint64).max())
-    if most > tokens * geometry.top_k or int(counts.max()) > tokens:
-        raise SignatureError(
-            "malformed",
-            f"signature: {most} hits in one layer, but {tokens} tokens x top-{geometry.top_k} "
-            f"make at most {tokens * geometry.top_k}",
-        )
 
 
 def _kind(value: object) -> str:

@@ -9,11 +9,23 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+import eldr.signature
 from eldr.geometry import Geometry
 from eldr.signature import Signature, SignatureError, decode, encode
 
 SMALL = Geometry(2, 5, 2)
 LARGE = Geometry(48, 512, 8)
+
+
+@pytest.fixture(params=["native", "numpy"], autouse=True, scope="module")
+def backend(request):
+    """Every test with the native loops and without them."""
+    before = eldr.signature.native
+    if request.param == "native" and before is None:
+        pytest.skip("eldr._native is not built")
+    eldr.signature.native = before if request.param == "native" else None
+    yield
+    eldr.signature.native = before
 
 
 def signature(geometry: Geometry, tokens: int, seed: int = 0, coverage: float = 1.0) -> Signature:
@@ -126,3 +138,27 @@ def test_partial_coverage_may_hold_fewer_hits():
     whole = signature(SMALL, 8)
     part = Signature(signature(SMALL, 2).counts, whole.tokens, 0.25)
     assert decode(encode(part, SMALL), SMALL).coverage == 0.25
+
+
+@given(
+    st.binary(max_size=40),
+    st.sampled_from(["", "=", "A", "==", "!", "\n", "-", "é", "\ud800"]),
+    st.integers(0, 60),
+    st.integers(0, 2),
+)
+def test_both_ways_to_undo_base64_accept_the_same(raw, put, at, drop):
+    text = base64.b64encode(raw).decode()
+    text = text[:at] + put + text[at + drop :]
+    assert _undone(text) == _undone(text, native=None)
+    if not put and not drop:
+        assert _undone(text) == raw
+
+
+def _undone(text, **native):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in native.items():
+            patch.setattr(eldr.signature, name, value)
+        try:
+            return eldr.signature._unbase64(text)
+        except ValueError:
+            return None

@@ -72,6 +72,8 @@ PyObject* weigh(PyObject*, PyObject* args);
 PyObject* dots(PyObject*, PyObject* args);
 PyObject* increase(PyObject*, PyObject* args);
 PyObject* shift(PyObject*, PyObject* args);
+PyObject* unbase64(PyObject*, PyObject* text);
+PyObject* widen(PyObject*, PyObject* args);
 PyObject* simulate_new(PyObject*, PyObject* args);
 PyObject* simulate_add(PyObject*, PyObject* args);
 PyObject* simulate_submit(PyObject*, PyObject* args);

@@ -22,6 +22,11 @@ PyMethodDef methods[] = {
     {"increase", eldr::increase, METH_VARARGS,
      "increase(dots i64[W], idle i64[W], requests i64[W], others f64[W], kv i64[W], weight f64[W],"
      " terms f64[9], power, out f64[W])\n\nThe cost of eldr.routing.price, term by term."},
+    {"unbase64", eldr::unbase64, METH_O,
+     "unbase64(text) -> bytes\n\nStrict base64 with padding; ValueError for anything else."},
+    {"widen", eldr::widen, METH_VARARGS,
+     "widen(raw bytes, layers, out u32[layers * E]) -> (largest count, largest sum of a layer)\n\n"
+     "Little-endian counts of 1, 2 or 4 bytes, as many as `out` holds."},
     {"shift", eldr::shift, METH_VARARGS,
      "shift(load i32[n], x i16[n], sign, cost u16[32768], survival u8[m], out u8[n]) -> sum\n\n"
      "load += sign * cost[x]; out = survival[min(load, m - 1)]; returns sum(out)."},
