@@ -19,9 +19,13 @@ PyMethodDef methods[] = {
      "out = min(trunc(counts * weights * scale + 0.5), 32767), in float32 without contraction."},
     {"dots", eldr::dots, METH_VARARGS,
      "dots(x i16[n], rows u8[W, n], out i64[W])\n\nExact integer dot products with every row."},
-    {"increase", eldr::increase, METH_VARARGS,
-     "increase(dots i64[W], idle i64[W], requests i64[W], others f64[W], kv i64[W], weight f64[W],"
-     " terms f64[9], power, out f64[W])\n\nThe cost of eldr.routing.price, term by term."},
+    {"place", eldr::place, METH_VARARGS,
+     "place(dots i64[S], idle i64[S], requests i64[S], others f64[S], kv i64[S], weight f64[S],"
+     " candidates i64[C], terms f64[9], power, guard, out f64[C]) -> index of the best\n\n"
+     "The costs of eldr.routing.price for the candidates; infinite above the guard's load."},
+    {"least", eldr::least, METH_VARARGS,
+     "least(requests i64[S], others f64[S], weight f64[S], candidates i64[C], draw, out f64[C])"
+     " -> index of the least loaded\n\nLoads of the candidates; draw (64 bits) breaks ties."},
     {"unbase64", eldr::unbase64, METH_O,
      "unbase64(text) -> bytes\n\nStrict base64 with padding; ValueError for anything else."},
     {"widen", eldr::widen, METH_VARARGS,

@@ -50,7 +50,10 @@ COST = _cost_table()
 SURVIVAL = _survival_table()
 
 
-_NEEDED = ("activation", "weigh", "dots", "shift", "increase", "assign_exact", "assign_prices")
+_NEEDED = (
+    *("activation", "weigh", "dots", "shift", "place", "least"),
+    *("assign_exact", "assign_prices"),
+)
 
 
 def _load_native() -> ModuleType | None:

@@ -63,16 +63,30 @@ def increase(
     return (rest + 1.0) * high - rest * low
 
 
-def prices(
-    t: npt.NDArray[np.float64], power: int, dots: fixed.I64, table: WorkerTable
-) -> npt.NDArray[np.float64]:
-    """cost[w] of every slot, float64 [S]; the table's expert load must be tracked."""
+def place(
+    t: npt.NDArray[np.float64],
+    power: int,
+    guard: float,
+    dots: fixed.I64,
+    table: WorkerTable,
+    candidates: npt.NDArray[np.intp],
+) -> tuple[npt.NDArray[np.float64], int]:
+    """cost[w] of the candidates, float64 [C], and the index of the least, the first on a tie.
+
+    Workers whose load exceeds (1 + guard) * mean load + 1 cost infinity. The table's expert load
+    must be tracked.
+    """
     assert table.experts is not None
     idle, n, others = table.experts.idle, table.requests, table.others
-    if fixed.native is None:
-        return np.asarray(
-            increase(t, power, dots, idle, n, others, table.kv_tokens, table.weight), np.float64
+    if fixed.native is not None:
+        out = np.empty(len(candidates))
+        at = fixed.native.place(
+            dots, idle, n, others, table.kv_tokens, table.weight, candidates, t, power, guard, out
         )
-    out = np.empty(len(dots))
-    fixed.native.increase(dots, idle, n, others, table.kv_tokens, table.weight, t, power, out)
-    return out
+        return out, at
+    chosen = (a[candidates] for a in (dots, idle, n, others, table.kv_tokens, table.weight))
+    out = np.asarray(increase(t, power, *chosen), np.float64)
+    load = (n[candidates] + others[candidates]) / table.weight[candidates]
+    limit = sum(load.tolist()) / len(load) * (1.0 + guard) + 1.0  # summed in order, as native does
+    out[load > limit] = np.inf
+    return out, int(out.argmin())

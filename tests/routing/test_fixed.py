@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eldr.routing import fixed
+from eldr.routing import Fleet, RouteRequest, Worker, fixed, make_policy
+from tests.routing.helpers import SMALL, signatures
 
 needs_native = pytest.mark.skipif(fixed.native is None, reason="eldr._native is not built")
 
@@ -105,6 +106,11 @@ def test_native_refuses_what_it_cannot_use():
     load, survival = np.zeros(4, np.int32), np.empty(4, np.uint8)
     with pytest.raises(ValueError, match="negative"):
         fixed.native.shift(load, x - 1, 1, fixed.COST, fixed.SURVIVAL, survival)
+    one, none = np.ones(1), np.zeros(1, np.int64)
+    with pytest.raises(IndexError, match="candidate 1"):
+        fixed.native.least(none, one, one, none + 1, 0, one.copy())
+    with pytest.raises(ValueError, match="no candidates"):
+        fixed.native.least(none, one, one, none[:0], 0, one[:0].copy())
     with pytest.raises(ValueError, match="sign"):
         fixed.native.shift(load, x, 2, fixed.COST, fixed.SURVIVAL, survival)
 
@@ -115,3 +121,32 @@ def test_a_library_of_another_version_is_not_used(monkeypatch, caplog):
     monkeypatch.setattr(fixed.importlib, "import_module", lambda _: types.ModuleType("old"))
     assert fixed._load_native() is None
     assert "another version" in caplog.text
+
+
+@needs_native
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from(["least_requests", "marginal_cost"]),
+    st.integers(0, 2**32 - 1),
+    st.lists(st.floats(0.1, 8), min_size=1, max_size=20),
+)
+def test_decisions_with_and_without_native_code_are_the_same(name, seed, weights):
+    rng = np.random.default_rng(seed)
+    made, _ = signatures(40, seed=seed % 1000)
+    plan = [(i, rng.random() < 0.3, rng.random() < 0.8, rng.integers(0, 2000)) for i in range(40)]
+    stories = []
+    for native in (fixed.native, None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fixed, "native", native)
+            workers = [Worker(f"w{i}", weight=w) for i, w in enumerate(weights)]
+            fleet = Fleet(make_policy(name), workers, geometry=SMALL, seed=seed)
+            story = []
+            for i, gone, has, tokens in plan:
+                signature = made[i] if has else None
+                one = RouteRequest(f"r{i}", signature, prompt_tokens=int(tokens))
+                choice = fleet.reserve(one).choice
+                story.append((choice.slot, choice.scores.tolist(), choice.added_experts))
+                if gone:
+                    fleet.release(f"r{i // 2}")
+            stories.append(story)
+    assert stories[0] == stories[1]

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from eldr.routing import fixed
 from eldr.routing.decision import Choice, Context, Slots
 from eldr.routing.request import Reason
 from eldr.routing.step_fit import StepSample
@@ -44,7 +45,17 @@ def least(context: Context, slots: Slots, load: npt.NDArray[np.float64]) -> int:
 
 def least_requests(context: Context, reason: Reason | None = None) -> Choice:
     """Joins the shortest queue, by running requests per weight."""
-    load = relative_load(context, context.candidates)
-    slot = least(context, context.candidates, load)
+    load, slot = _least_loaded(context)
     branch = "least_requests" if reason is None else "fallback"
     return Choice(slot, branch, reason, scores=load)
+
+
+def _least_loaded(context: Context) -> tuple[npt.NDArray[np.float64], int]:
+    """Loads of the candidates, float64 [C], and the slot of the least."""
+    slots, table = context.candidates, context.table
+    if fixed.native is None:
+        load = relative_load(context, slots)
+        return load, least(context, slots, load)
+    load = np.empty(len(slots))
+    at = fixed.native.least(table.requests, table.others, table.weight, slots, context.draw, load)
+    return load, int(slots[at])

@@ -9,8 +9,8 @@ import numpy as np
 from eldr.routing import fixed
 from eldr.routing.cost import StepCost
 from eldr.routing.decision import Choice, Context
-from eldr.routing.policies.base import Policy, least_requests, relative_load
-from eldr.routing.price import DOT_UNIT, prices, terms
+from eldr.routing.policies.base import Policy, least_requests
+from eldr.routing.price import DOT_UNIT, place, terms
 from eldr.routing.step_fit import StepFit, StepSample, prior
 
 
@@ -62,10 +62,6 @@ class MarginalCost(Policy):
         t = terms(self.fit.cost, experts.cells, context.request.kv_tokens, self.hedge)
         dots = fixed.dots(context.activation, experts.survival)
         slots = context.candidates
-        total = prices(t, self.power, dots, table)[slots]
-        load = relative_load(context, slots)
-        limit = float(load.sum()) / len(load) * (1.0 + self.guard) + 1.0
-        total[load > limit] = np.inf
-        at = int(total.argmin())
+        total, at = place(t, self.power, self.guard, dots, table, slots)
         slot = int(slots[at])
         return Choice(slot, "marginal", None, total, None, int(dots[slot]) * DOT_UNIT)
