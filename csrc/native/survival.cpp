@@ -57,6 +57,12 @@ ELDR_CLONES int64_t dot(const int16_t* x, const uint8_t* row, int64_t n) {
   return total;
 }
 
+ELDR_CLONES bool any_negative(const int16_t* x, int64_t n) {
+  int16_t bits = 0;
+  for (int64_t i = 0; i < n; ++i) bits = static_cast<int16_t>(bits | x[i]);
+  return bits < 0;
+}
+
 ELDR_CLONES int64_t shift_loop(int32_t* load, const int16_t* x, int32_t sign,
                                const uint16_t* cost, const uint8_t* survival, int32_t last,
                                int64_t n, uint8_t* out) {
@@ -142,11 +148,10 @@ PyObject* shift(PyObject*, PyObject* args) {
     PyErr_SetString(PyExc_ValueError, "shift: sign must be 1 or -1 and survival not empty");
     return nullptr;
   }
-  for (int64_t i = 0; i < x.size(); ++i)
-    if (x.data()[i] < 0) {
-      PyErr_SetString(PyExc_ValueError, "shift: x must not be negative");
-      return nullptr;
-    }
+  if (any_negative(x.data(), x.size())) {
+    PyErr_SetString(PyExc_ValueError, "shift: x must not be negative");
+    return nullptr;
+  }
   return PyLong_FromLongLong(shift_loop(load.data(), x.data(), sign, cost.data(), survival.data(),
                                         static_cast<int32_t>(survival.size() - 1), load.size(),
                                         out.data()));
