@@ -13,9 +13,9 @@ from eldr.cli import CANNOT_TELL, DONE
 from eldr.cli.router_client import RouterError, get_json, is_url
 
 _EPILOG = """\
-A running router also knows what its workers count (heat map, realised experts); a decision log
-holds decisions and outcomes. The file needs no network and no other file. A router's admin key
-comes from ELDR_SERVE_ADMIN_KEY.
+RUN.jsonl is the decision log of a router (eldr serve --decision-log RUN.jsonl): decisions,
+outcomes, and every --decision-log-counters seconds what the decode workers counted. The page
+needs no network and no other file. A router's admin key comes from ELDR_SERVE_ADMIN_KEY.
 
 examples:
   eldr report decisions.jsonl -o report.html
@@ -61,9 +61,9 @@ def _data(source: str) -> dict[str, Any]:
     from eldr.serving.page.build import VERSION, from_log
 
     if not is_url(source):
-        from eldr.serving.decision_log import read_decisions
+        from eldr.serving.decision_log import read_log
 
-        return from_log(read_decisions(source), os.path.basename(source))
+        return from_log(read_log(source), os.path.basename(source))
     data = get_json(source, "/eldr/data")
     if not isinstance(data, dict) or data.get("v") != VERSION:
         raise RouterError(f"{source}: not a page of a version that this eldr reads ({VERSION})")

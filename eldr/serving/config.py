@@ -50,6 +50,7 @@ _NOT_NEGATIVE = (
     "queue_size",
     "drain_grace",
     "drain_timeout",
+    "decision_log_counters",
 )
 
 
@@ -168,6 +169,9 @@ class RouterConfig:
     decision_log_size: int = _option(2**26, "observe", "size at which a new log file begins")
     decision_log_files: int = _option(5, "observe", "log files kept")
     decision_log_signatures: bool = _option(False, "observe", "log signatures as well")
+    decision_log_counters: float = _option(
+        30.0, "observe", "seconds between the log's rows of decode workers' counters; 0: none"
+    )
     decision_buffer: int = _option(1000, "observe", "decisions kept for GET /eldr/decisions")
     worker_headers: bool = _option(
         False, "observe", "add x-eldr-prefill-worker, x-eldr-decode-worker and x-eldr-branch"

@@ -1,7 +1,9 @@
 """Decisions and their outcomes as JSON lines: sampled, rotating, written off the event loop.
 
-One line per decided request, when it ends: all that GET /eldr/decisions says, what the shadow
-policies would have chosen, times, and, if asked for, the signature as it came from the engine.
+One line per decided request (version 1), when it ends: all that GET /eldr/decisions says, what the
+shadow policies would have chosen, times, and, if asked for, the signature as it came from the
+engine. Between them, one line per interval (version 2, kind `counters`) with what the decode
+workers counted meanwhile; `eldr.serving.page.snapshots` makes and reads these.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import orjson
 log = logging.getLogger(__name__)
 
 VERSION = 1
+COUNTERS_VERSION = 2
+COUNTERS = "counters"
 _FLUSH_SECONDS = 0.5
 # Lines that a disk which does not keep up may hold back.
 _MOST_PENDING = 100_000
@@ -49,10 +53,17 @@ class DecisionLog:
 
     def add(self, row: dict[str, Any]) -> None:
         """Takes a line; it is on disk within a second."""
+        self._append({"v": VERSION, **row})
+
+    def add_counters(self, row: dict[str, Any]) -> None:
+        """Takes a line of counters, whatever the sample."""
+        self._append({"v": COUNTERS_VERSION, "kind": COUNTERS, **row})
+
+    def _append(self, row: dict[str, Any]) -> None:
         if len(self._pending) >= _MOST_PENDING:
             self.dropped += 1
             return
-        self._pending.append(orjson.dumps({"v": VERSION, **row}) + b"\n")
+        self._pending.append(orjson.dumps(row) + b"\n")
 
     async def run(self) -> None:
         """Writes until cancelled, then once more."""
@@ -90,18 +101,30 @@ class DecisionLog:
 
 
 def read_decisions(path: str) -> Iterator[dict[str, Any]]:
-    """The rows of one file, oldest first.
+    """The decisions of one file, oldest first.
 
     Raises:
         ValueError: a line is no decision of a known version; names file and line.
+    """
+    return (row for row in read_log(path) if row["v"] == VERSION)
+
+
+def read_log(path: str) -> Iterator[dict[str, Any]]:
+    """All rows of one file, oldest first; `v` tells decisions from counters.
+
+    Raises:
+        ValueError: a line is of no known version; names file and line.
     """
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 row = orjson.loads(line)
-                version = row["v"]
-            except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+                known = row["v"], row.get("kind")
+            except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(f"{path}:{number}: not a decision: {error}") from error
-            if version != VERSION:
-                raise ValueError(f"{path}:{number}: version {version}, this eldr reads {VERSION}")
+            if known not in ((VERSION, None), (COUNTERS_VERSION, COUNTERS)):
+                raise ValueError(
+                    f"{path}:{number}: version {known[0]}, this eldr reads {VERSION} and "
+                    f"{COUNTERS_VERSION} ({COUNTERS})"
+                )
             yield row

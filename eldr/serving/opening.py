@@ -27,6 +27,7 @@ from eldr.serving.kv_release import KvRelease
 from eldr.serving.legs import LegLimits, Legs, WholeRules
 from eldr.serving.metrics import Metrics
 from eldr.serving.origins import Client
+from eldr.serving.page import snapshots
 from eldr.serving.policy import PolicyMaker, check_names, live_policies, signature_policy
 from eldr.serving.prefill_pool import PrefillPool
 from eldr.serving.probe import geometry_of, wait_for
@@ -95,6 +96,10 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
         if router.decision_log is not None:
             writing = asyncio.create_task(router.decision_log.run(), name="decision-log")
             stack.push_async_callback(_cancel, writing)
+            if config.decision_log_counters:
+                rows = snapshots.write(router, router.decision_log, config.decision_log_counters)
+                looking = asyncio.create_task(rows, name="decision-log-counters")
+                stack.push_async_callback(_cancel, looking)
         if source is not None:
             following = asyncio.create_task(follow(source, router), name="discovery")
             stack.push_async_callback(_cancel, following)

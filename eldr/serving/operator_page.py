@@ -13,31 +13,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import aiohttp
 import orjson
 from aiohttp import web
 
 from eldr.serving.errors import ClientError
 from eldr.serving.page import build, numbers, render
-from eldr.serving.page.counters import Counters, parse
 from eldr.serving.page.facts import Fact, of_record
 from eldr.serving.page.heat import heat
-from eldr.serving.page.window import Window
+from eldr.serving.page.look import TICK_SECONDS, Look
 from eldr.serving.security import Keys
 from eldr.serving.state import Router
 from eldr.serving.web import json_answer, refusal
 
 log = logging.getLogger(__name__)
 
-TICK_SECONDS = 0.5
 POLL_SECONDS = 4.0
 SEND_SECONDS = 2.0
 MOST_VIEWERS = 16
-# Of a page with every layer's heat map.
-_MOST_CELLS = 1 << 16
 _KEPT_FACTS = 1000
-_ANSWER_SECONDS = 2.0
-_LARGEST_ANSWER = 1 << 24
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -50,13 +43,11 @@ class Watch:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._window = Window()
+        self._look = Look(router)
         self._facts: deque[Fact] = deque(maxlen=_KEPT_FACTS)
         self._seen = 0
         self._viewers = 0
         self._task: asyncio.Task[None] | None = None
-        self._polled = float("-inf")
-        self._polling = asyncio.Lock()
         self._made: dict[tuple[str, int | None], tuple[float, bytes]] = {}
 
     @contextmanager
@@ -70,7 +61,7 @@ class Watch:
             raise ClientError(503, "too_many_viewers", "too many people look at this page")
         self._viewers += 1
         if self._task is None:
-            self._begin()
+            self._look.begin()
             self._task = asyncio.create_task(self._run(), name="operator-page")
         try:
             yield
@@ -80,67 +71,26 @@ class Watch:
                 self._task.cancel()
                 self._task = None
 
-    def _begin(self) -> None:
-        # Between two looks nobody has looked: what was seen before says nothing about now.
-        self._window = Window()
-        self._polled = float("-inf")
-
     async def glance(self) -> None:
         """Looks once, for a reader who does not stay."""
         if not self._viewers:
-            if time.monotonic() - self._polled > POLL_SECONDS:
-                self._begin()
-            self._tick()
+            if time.monotonic() - self._look.polled > POLL_SECONDS:
+                self._look.begin()
+            self._look.tick()
         await self.poll()
+
+    async def poll(self) -> None:
+        """Asks the decode workers for their counters; one second apart at least."""
+        await self._look.poll(min(1.0, POLL_SECONDS))
 
     async def _run(self) -> None:
         while True:
             try:
-                self._tick()
-                if time.monotonic() - self._polled >= POLL_SECONDS:
-                    await self.poll()
+                self._look.tick()
+                await self._look.poll(POLL_SECONDS)
             except Exception:
                 log.exception("the operator page could not look at the router")
             await asyncio.sleep(TICK_SECONDS)
-
-    def _tick(self) -> None:
-        decode = self._router.decode
-        geometry = decode.fleet.geometry
-        if geometry is not None:
-            self._window.layers = geometry.layers
-        shadows = {shadow.name: shadow.fleet.status() for shadow in decode.shadows}
-        self._window.tick(decode.fleet.status(), shadows)
-
-    async def poll(self) -> None:
-        """Asks every decode worker for its counters; one second apart at least."""
-        async with self._polling:
-            if time.monotonic() - self._polled < min(1.0, POLL_SECONDS):
-                return
-            # Ranks of one engine share its counters.
-            bases = {str(e.base): e.route("/eldr/decode") for e in self._router.decode.endpoints}
-            answers = await asyncio.gather(*(self._ask(url) for url in bases.values()))
-            now = self._polled = time.monotonic()
-            self._window.poll(now, dict(zip(bases, answers, strict=True)))
-
-    async def _ask(self, url: Any) -> Counters | str:
-        try:
-            async with (
-                asyncio.timeout(_ANSWER_SECONDS),
-                self._router.session.get(url, allow_redirects=False) as response,
-            ):
-                if response.status == 404:
-                    return numbers.NO_COUNTERS
-                if response.status != 200:
-                    return f"GET /eldr/decode: HTTP {response.status}"
-                raw = await response.content.read(_LARGEST_ANSWER)
-                while len(raw) < _LARGEST_ANSWER and (more := await response.content.read(1 << 16)):
-                    raw += more
-        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
-            return f"GET /eldr/decode: {str(error) or 'no answer in time'}"
-        try:
-            return await asyncio.to_thread(lambda: parse(orjson.loads(raw)))
-        except ValueError as error:
-            return f"GET /eldr/decode: {error}"
 
     def event(self, name: str, layer: int | None) -> bytes:
         """The page's data as one server-sent event; viewers of one moment share it."""
@@ -155,15 +105,17 @@ class Watch:
 
     def data(self, name: str, layer: int | None, *, every_layer: bool = False) -> dict[str, Any]:
         """The page's data now; `name` is what the viewer calls this router."""
-        router, window = self._router, self._window
+        router, window = self._router, self._look.window
         self._catch_up()
         changes = window.changes()
         heat_map = heat(changes, layer, window.problems)
         expected, shadows = window.expected()
-        experiment = router.decode.experiment
-        measured = numbers.measured_differences(experiment.describe() if experiment else None)
         experts = numbers.experts(
-            window.realised(), expected, shadows, measured, heat_map["why"] or "no decode step yet"
+            window.realised(),
+            expected,
+            shadows,
+            self._look.measured(),
+            heat_map["why"] or "no decode step yet",
         )
         if router.decode.shadows and not shadows:
             experts["notes"][-1] = "the shadow's figure needs signatures and running requests"
@@ -180,13 +132,8 @@ class Watch:
             heat_map=heat_map,
             window=window.span(),
         )
-        cells = sum(c.use.size for c in changes.values())
-        if every_layer and heat_map["why"] is None and cells <= _MOST_CELLS:
-            chosen = [None, *range(heat_map["layers"])]
-            out["heats"] = {
-                "all" if at is None else str(at): heat(changes, at, window.problems)
-                for at in chosen
-            }
+        if every_layer:
+            out |= build.every_layer(heat_map, changes, window.problems)
         return out
 
     def _catch_up(self) -> None:

@@ -36,6 +36,8 @@ class Counters:
         """What was added after `earlier`; all of it if the worker restarted in between."""
         if earlier is None or earlier.use.shape != self.use.shape or earlier.steps > self.steps:
             return self
+        if (earlier.use > self.use).any():
+            return self
         known = {int(b): (int(s), int(x)) for b, s, x in earlier.by_batch}
         rows = [
             (b, s - known.get(int(b), (0, 0))[0], x - known.get(int(b), (0, 0))[1])
@@ -43,6 +45,18 @@ class Counters:
         ]
         by_batch = np.array(rows, np.int64).reshape(-1, 3)
         return Counters(self.steps - earlier.steps, self.use - earlier.use, by_batch)
+
+    def plus(self, later: Counters) -> Counters:
+        """Both together; `later` alone if it is of another model."""
+        if later.use.shape != self.use.shape:
+            return later
+        sums: dict[int, list[int]] = {}
+        for batch, steps, read in [*self.by_batch.tolist(), *later.by_batch.tolist()]:
+            row = sums.setdefault(batch, [0, 0])
+            row[0] += steps
+            row[1] += read
+        by_batch = np.array([(b, *row) for b, row in sorted(sums.items())], np.int64)
+        return Counters(self.steps + later.steps, self.use + later.use, by_batch.reshape(-1, 3))
 
     def per_step(self) -> float | None:
         """Mean distinct experts per step and layer; None without steps."""

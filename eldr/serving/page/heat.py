@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from eldr.serving.page.counters import Counters
+from eldr.serving.page.counters import F64, Counters
 
 MOST_WORKERS = 64
+_DIGITS = np.frombuffer(
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8
+)
 
 
 def heat(
@@ -25,8 +27,8 @@ def heat(
 
     Returns:
         workers (names), steps, distinct (mean per step and layer, in the shown layers), experts,
-        layers, layer, cells (base64 of uint8 [workers, experts], 255 = every step), order (experts
-        by the worker that reads them most, then by how often), why (if there is nothing to show).
+        layers, layer, cells (one digit per cell of [workers, experts], see `digits`), why (if there
+        is nothing to show).
     """
     shapes = {c.use.shape for c in changes.values()}
     why = None
@@ -41,8 +43,6 @@ def heat(
     chosen = layer if layer is not None and 0 <= layer < layers else None
     names = sorted(changes)[:MOST_WORKERS]
     shares = np.stack([_shares(changes[name], chosen) for name in names])
-    home, most = shares.argmax(axis=0), shares.max(axis=0)
-    order = np.lexsort((np.arange(experts), -most, home))
     return {
         "workers": names,
         "left_out": len(changes) - len(names),
@@ -51,13 +51,20 @@ def heat(
         "layers": layers,
         "experts": experts,
         "layer": chosen,
-        "cells": base64.b64encode(np.rint(shares * 255).astype(np.uint8).tobytes()).decode(),
-        "order": order.tolist(),
+        "cells": digits(shares),
         "why": None,
     }
 
 
-def _shares(change: Counters, layer: int | None) -> np.ndarray[Any, np.dtype[np.float64]]:
+def digits(shares: F64) -> str:
+    """Shares in [0, 1] as base64 digits, row by row: only 0 is `A`, only 1 is `/`."""
+    level = np.rint(shares * 63)
+    level = np.where(shares > 0, np.maximum(level, 1), 0)
+    level = np.where(shares < 1, np.minimum(level, 62), 63)
+    return _DIGITS[level.astype(np.uint8)].tobytes().decode()
+
+
+def _shares(change: Counters, layer: int | None) -> F64:
     use = change.use.mean(axis=0) if layer is None else change.use[layer]
-    shares: np.ndarray[Any, np.dtype[np.float64]] = use / max(change.steps, 1)
+    shares: F64 = use / max(change.steps, 1)
     return shares

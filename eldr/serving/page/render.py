@@ -40,10 +40,38 @@ def script_json(value: Any) -> str:
     return text
 
 
+def compact(data: dict[str, Any]) -> dict[str, Any]:
+    """The same data in fewer bytes: workers' names once, nothing that says nothing.
+
+    `names` lists the workers; pairs and candidates hold their numbers.
+    """
+    numbers: dict[str, int] = {}
+
+    def number(name: str) -> int:
+        return numbers.setdefault(name, len(numbers))
+
+    def candidate(row: dict[str, Any]) -> dict[str, Any]:
+        empty = [k for k, v in row.items() if v is None or v is False or v == []]
+        kept = {k: v for k, v in row.items() if k not in empty or k == "band"}
+        if isinstance(score := row["score"], float):
+            kept["score"] = float(f"{score:.6g}")
+        return kept | {"worker": number(row["worker"])}
+
+    def decision(row: dict[str, Any]) -> dict[str, Any]:
+        found = row["explanation"]
+        shown = [candidate(c) for c in found["candidates"]]
+        return {**row, "explanation": {**found, "candidates": shown}}
+
+    pairs = [[p, r, number(w)] for p, r, w in data["pairs"]]
+    decisions = [decision(row) for row in data["decisions"]]
+    return {**data, "pairs": pairs, "decisions": decisions, "names": list(numbers)}
+
+
 def page(data: dict[str, Any] | None = None) -> str:
     """The document; without data it asks the router that served it."""
     html, css, js = _assets()
-    parts = {"@policy@": policy(), "@style@": css, "@script@": js, "@data@": script_json(data)}
+    shown = None if data is None else compact(data)
+    parts = {"@policy@": policy(), "@style@": css, "@script@": js, "@data@": script_json(shown)}
     # One pass: what is put in is never searched for placeholders.
     out, rest = "", html
     while (at := rest.find("@")) >= 0:

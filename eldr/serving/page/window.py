@@ -15,8 +15,8 @@ PAIRS = 400
 
 Status = Sequence[Mapping[str, Any]]
 Weight = tuple[float, float]
-# No policy has this name.
-_LIVE = ""
+# The live fleet among the shadows' names; no policy has it.
+LIVE = ""
 
 
 class Window:
@@ -36,10 +36,16 @@ class Window:
         self._fresh: list[Status] = []
         self._polls: deque[tuple[float, dict[str, Counters]]] = deque(maxlen=POLLS)
 
+    def successor(self) -> Window:
+        """An empty window that begins with this one's last poll."""
+        out = Window(self.layers)
+        out._polls.extend(list(self._polls)[-1:])
+        return out
+
     def tick(self, live: Status, shadows: Mapping[str, Status]) -> None:
         """Takes `Fleet.status()` of the live fleet and of every shadow's."""
         self._loads.append({row["name"]: row["requests"] for row in live})
-        weights = {_LIVE: _weight(live)} | {name: _weight(s) for name, s in shadows.items()}
+        weights = {LIVE: _weight(live)} | {name: _weight(s) for name, s in shadows.items()}
         self._weights.append(weights)
         self._fresh.append(live)
         del self._fresh[:-TICKS]
@@ -96,22 +102,32 @@ class Window:
                 total[name] += loads[name]
         return {name: sum_ / len(self._loads) for name, sum_ in total.items()}
 
-    def expected(self) -> tuple[float | None, dict[str, float]]:
-        """Expected distinct experts per layer of a request's step: live, and by shadow policy.
+    def expected_sums(self) -> dict[str, Weight]:
+        """By fleet (the live one is LIVE): sums of requests x expected experts, and of requests.
 
-        Means over the same ticks, those in which requests ran in every fleet.
+        Over the same ticks, those in which requests ran in every fleet; experts of all layers.
         """
-        sums: dict[str, list[float]] = {}
+        sums: dict[str, Weight] = {}
         for weights in self._weights:
             known = {name: weight for name, weight in weights.items() if weight is not None}
             if len(known) < len(weights):
                 continue
             for name, (experts, requests) in known.items():
-                total = sums.setdefault(name, [0.0, 0.0])
-                total[0] += experts
-                total[1] += requests
-        means = {name: s[0] / s[1] / self.layers for name, s in sums.items()}
-        return means.pop(_LIVE, None), means
+                before = sums.get(name, (0.0, 0.0))
+                sums[name] = before[0] + experts, before[1] + requests
+        return sums
+
+    def expected(self) -> tuple[float | None, dict[str, float]]:
+        """Expected distinct experts per layer of a request's step: live, and by shadow policy."""
+        return expected_means(self.expected_sums(), self.layers)
+
+
+def expected_means(
+    sums: Mapping[str, Weight], layers: int
+) -> tuple[float | None, dict[str, float]]:
+    """The means that `Window.expected_sums` are of, per layer: live, and by shadow policy."""
+    means = {name: experts / requests / layers for name, (experts, requests) in sums.items()}
+    return means.pop(LIVE, None), means
 
 
 def _weight(status: Status) -> Weight | None:

@@ -103,9 +103,28 @@ def test_text_of_a_client_is_shown_as_text(tmp_path: Path) -> None:
     assert "img src=x onerror" in text_of(dom)
 
 
+def test_single_layers_of_a_file_are_drawn(tmp_path: Path) -> None:
+    """The layer picker offers what the file holds; the map and the readout follow it."""
+    data = sample() | {"layers": {"0": {"cells": "/AAA/A", "distinct": [1.0, 1.0]}}}
+    html = render.page(data).replace(
+        "</body>",
+        "<pre id=out></pre></body>",
+    )
+    html = html.replace(render.policy(), "default-src * 'unsafe-inline'")
+    script = (
+        "<script>const s=document.querySelector('#layer');"
+        "const said=[...s.options].map(o=>o.value).join();s.value='0';"
+        "s.dispatchEvent(new Event('change'));"
+        "const label=()=>document.querySelector('canvas.map').getAttribute('aria-valuetext');"
+        "document.querySelector('#out').textContent=said+' '+label();</script></body>"
+    )
+    dom = chromium(tmp_path, html.replace("</body>", script), "--dump-dom")
+    assert "all,0 d0:8200 read expert 0 in every step" in text_of(dom)
+
+
 def test_log_without_counters_is_drawn(tmp_path: Path) -> None:
     dom = chromium(tmp_path, render.page(build.from_log([row()], "run.jsonl")), "--dump-dom")
-    assert text_of(dom).count("a decision log holds no decode counters") >= 3
+    assert text_of(dom).count("this log holds no decode counters") >= 3
 
 
 @pytest.mark.parametrize("flags", [("--window-size=1280,900",), ("--window-size=500,900", *DARK)])

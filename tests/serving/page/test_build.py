@@ -9,10 +9,14 @@ import math
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from eldr.serving.page import build, render
+from eldr.serving.page.counters import Counters
 from eldr.serving.page.explanation import explanation
+from eldr.serving.page.snapshots import row as snapshot
+from eldr.serving.page.window import Window
 from tests.serving.page.rows import EVIL, fallback, marginal, row
 
 
@@ -159,7 +163,7 @@ def test_strings_of_clients_stay_data(text: str) -> None:
     clean = _Scripts()
     clean.feed(render.page())
     assert parser.tags == clean.tags
-    assert json.loads(parser.texts["data"]) == json.loads(json.dumps(data))
+    assert json.loads(parser.texts["data"]) == json.loads(json.dumps(render.compact(data)))
     assert EVIL not in html
 
 
@@ -194,7 +198,7 @@ def test_the_policy_names_the_script_and_style_that_are_there() -> None:
 
 
 def test_size() -> None:
-    """The page is a fifth of what is allowed; a log of 5,000 decisions on 64 workers still fits."""
+    """The page is a fifth of what is allowed; logs of large fleets and models still fit."""
     assert len(render.page().encode()) < 40_000
     names = [f"http://decode-{i}.fleet.local:8200" for i in range(64)]
     scores = {name: 1.0 - i / 100 for i, name in enumerate(names)}
@@ -203,3 +207,26 @@ def test_size() -> None:
         for i in range(5000)
     )
     assert len(render.page(build.from_log(rows, "x")).encode()) < 150_000
+    for workers, layers, experts in ((10, 48, 128), (4, 61, 256), (64, 16, 64)):
+        data = build.from_log([noise(names[:workers], layers, experts), *decisions(names)], "x")
+        assert data["heat"]["why"] is None
+        assert len(data["pairs"]) == build.SHOWN_PAIRS
+        assert len(render.page(data).encode()) < 150_000
+
+
+def decisions(names: list[str]) -> list[dict]:
+    scores = {name: 1.0 / (3 + i) for i, name in enumerate(names)}
+    shared = {"candidates": names, "scores": scores, "band": names, "worker": names[0]}
+    shadows = {"round_robin": names[1], "least_requests": names[0]}
+    return [row(request_id=f"{i:036d}", shadows=shadows, **shared) for i in range(100)]
+
+
+def noise(names: list[str], layers: int, experts: int) -> dict:
+    """A row of counters that does not compress."""
+    use = np.random.default_rng(0).integers(0, 1000, (layers, experts)).astype(float)
+    window = Window(layers)
+    window.poll(0.0, {name: Counters(0, 0 * use, np.zeros((0, 3), np.int64)) for name in names})
+    by_batch = np.array([[8, 1000, 10000]])
+    window.poll(30.0, {name: Counters(1000, use, by_batch) for name in names})
+    window.pairs.extend((1 / 3 + i, 2 / 3, names[i % len(names)]) for i in range(400))
+    return {"kind": "counters", **snapshot(window, 30.0, [])}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import math
+import string
 
 import numpy as np
 import pytest
@@ -12,12 +12,15 @@ from eldr.serving.page import numbers
 from eldr.serving.page.branches import MOST_BRANCHES, OTHER, over_time
 from eldr.serving.page.counters import Counters, parse, realised
 from eldr.serving.page.facts import Fact, of_row
-from eldr.serving.page.heat import heat
+from eldr.serving.page.heat import digits, heat
 from eldr.serving.page.window import Window
 
 
 def fact(time: float, worker: str = "a", us: float = 1.0, branch: str = "band", **more) -> Fact:
     return Fact(time, worker, "p", branch, us, **more)
+
+
+DIGITS = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
 
 
 def counters(steps: int, use: list[list[int]], by_batch: dict[str, list[int]]) -> Counters:
@@ -134,16 +137,18 @@ def test_heat_of_one_layer_and_of_all() -> None:
     other = counters(4, [[0, 1, 3], [4, 0, 0]], {"1": [4, 8]})
     found = heat({"b": other, "a": ONE}, 0, {})
     assert found["workers"] == ["a", "b"]
-    cells = np.frombuffer(base64.b64decode(found["cells"]), np.uint8).reshape(2, 3)
-    shares = [[1.0, 0.5, 0.5], [0.0, 0.25, 0.75]]
-    assert cells.tolist() == [[round(255 * s) for s in row] for row in shares]
-    assert found["order"] == [0, 1, 2]
+    # Sixty-thirds of 1, 1/2, 1/2 and 0, 1/4, 3/4; halves go to the even number.
+    levels = [63, 32, 32, 0, 16, 47]
+    assert [DIGITS.index(digit) for digit in found["cells"]] == levels
     assert found["distinct"] == [2.0, 1.0]
     mean = heat({"b": other, "a": ONE}, None, {})
     # a: (2 + 1) / 2 / 2, (1 + 2) / 2 / 2, 1 / 2 / 2; b: 4 / 2 / 4, 1 / 2 / 4, 3 / 2 / 4
     assert mean["distinct"] == [pytest.approx(1.75), pytest.approx(1.0)]
-    assert mean["order"] == [0, 1, 2]
     assert heat({"a": ONE}, 9, {})["layer"] is None
+
+
+def test_never_and_always_are_told_from_nearly() -> None:
+    assert digits(np.array([0.0, 1e-9, 1 - 1e-9, 1.0])) == "AB+/"
 
 
 def test_heat_says_why_it_is_empty() -> None:

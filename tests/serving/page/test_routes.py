@@ -63,7 +63,7 @@ async def test_live_figures_of_a_replayed_trace() -> None:
         _, final = await get(r, "/eldr/data")
         assert final["decisions_total"] == 120
         assert sum(final["branches"]["totals"]) == 120
-        assert set(final["heats"]) == {"all", "0", "1", "2", "3"}
+        assert set(final["layers"]) == {"0", "1", "2", "3"}
 
 
 async def test_workers_are_asked_only_while_somebody_looks() -> None:

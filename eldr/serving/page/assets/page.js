@@ -71,54 +71,66 @@ function paint(canvas, values) {
   canvas.height = 1;
   const context = canvas.getContext("2d"), image = context.createImageData(values.length, 1);
   values.forEach((v, i) => {
-    const t = v / 255;
+    const t = v / 63;
     for (let c = 0; c < 3; c++) image.data[4 * i + c] = Math.round(a[c] + (b[c] - a[c]) * t);
     image.data[4 * i + 3] = 255;
   });
   context.putImageData(image, 0, 0);
 }
+const DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+const levels = (h) => Array.from(h.cells, (c) => DIGITS.indexOf(c));
+// Experts by the worker that reads them most, then by how often it does.
+function grouped(h, cells) {
+  const column = [...Array(h.experts).keys()].map((e) => {
+    const values = h.workers.map((_, w) => cells[w * h.experts + e]), most = Math.max(...values);
+    return { e, most, home: values.indexOf(most) };
+  });
+  return column.sort((a, b) => a.home - b.home || b.most - a.most || a.e - b.e).map((c) => c.e);
+}
 function heat(h) {
   say("heat-why", h.why);
   $("heat-box").hidden = $("heat-tools").hidden = Boolean(h.why);
   if (h.why) return;
-  const layers = ["all", ...Array(h.layers).keys()].map(String), select = $("layer");
+  const live = state.data.source.kind === "live", select = $("layer");
+  const layers = ["all", ...(live ? Array(h.layers).keys() : Object.keys(state.data.layers || {}))].map(String);
   if (select.options.length !== layers.length) {
     select.replaceChildren(...layers.map((l) => el("option", { value: l }, l === "all" ? "all (mean)" : l)));
     select.value = state.layer;
   }
-  select.disabled = state.data.source.kind !== "live" && !state.data.heats;
-  const cells = Uint8Array.from(atob(h.cells), (c) => c.charCodeAt(0));
-  const order = $("sorted").checked ? h.order : h.order.map((_, i) => i);
+  select.disabled = layers.length < 2;
+  const cells = levels(h);
+  const order = $("sorted").checked ? grouped(h, cells) : [...Array(h.experts).keys()];
   const grid = $("heat-grid"), active = document.activeElement, kept = active && active.dataset ? active.dataset.row : null;
   const nodes = [el("span", { class: "head" }, "worker"), el("span", { class: "head" }, `${h.experts} experts, ` + ($("sorted").checked ? "grouped by the worker that reads them most" : "by number")), el("span", { class: "head" }, "distinct per step")];
   h.workers.forEach((name, w) => {
     const row = order.map((e) => cells[w * h.experts + e]);
     const label = `${short(name)}: ${number(h.distinct[w])} of ${h.experts} experts per step, ${h.steps[w]} steps. Arrow keys read single experts.`;
-    const canvas = el("canvas", { class: "map", role: "slider", tabindex: 0, "data-row": w, "aria-label": label, "aria-valuemin": 0, "aria-valuemax": h.experts - 1, "aria-valuenow": 0, "aria-valuetext": cell(h, w, order, 0) });
+    const canvas = el("canvas", { class: "map", role: "slider", tabindex: 0, "data-row": w, "aria-label": label, "aria-valuemin": 0, "aria-valuemax": h.experts - 1, "aria-valuenow": 0, "aria-valuetext": cell(h, cells, w, order[0]) });
     paint(canvas, row);
     canvas.addEventListener("pointermove", (event) => {
       const box = canvas.getBoundingClientRect();
-      point(canvas, h, w, order, Math.floor((event.clientX - box.left) / box.width * h.experts));
+      point(canvas, h, cells, w, order, Math.floor((event.clientX - box.left) / box.width * h.experts));
     });
     canvas.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 10, PageDown: -10, Home: -h.experts, End: h.experts }[event.key];
       if (!step) return;
       event.preventDefault();
-      point(canvas, h, w, order, Number(canvas.getAttribute("aria-valuenow")) + step);
+      point(canvas, h, cells, w, order, Number(canvas.getAttribute("aria-valuenow")) + step);
     });
     nodes.push(el("span", { class: "name", title: name }, short(name)), canvas, el("span", {}, h.steps[w] ? number(h.distinct[w]) : "no steps"));
   });
   grid.replaceChildren(...nodes);
   if (kept) grid.querySelector(`canvas[data-row="${Number(kept)}"]`)?.focus();
-  paint($("scale"), [...Array(64).keys()].map((i) => i * 255 / 63));
+  paint($("scale"), [...Array(64).keys()]);
   $("heat-note").textContent = (state.data.source.window || "") + (h.left_out ? `; ${h.left_out} more workers not shown` : "");
 }
-function cell(h, w, order, at) {
-  const expert = order[at], share = Uint8Array.from(atob(h.cells), (c) => c.charCodeAt(0))[w * h.experts + expert] / 255;
-  return `${short(h.workers[w])} read expert ${expert} in ${fixed(100 * share, 0)} % of its steps`;
+function cell(h, cells, w, expert) {
+  const level = cells[w * h.experts + expert], name = short(h.workers[w]);
+  if (level === 0) return `${name} never read expert ${expert}`;
+  return `${name} read expert ${expert} in ` + (level === 63 ? "every step" : `about ${fixed(100 * level / 63, 0)} % of its steps`);
 }
-function point(canvas, h, w, order, at) {
-  const where = Math.max(0, Math.min(h.experts - 1, at)), text = cell(h, w, order, where);
+function point(canvas, h, cells, w, order, at) {
+  const where = Math.max(0, Math.min(h.experts - 1, at)), text = cell(h, cells, w, order[where]);
   canvas.setAttribute("aria-valuenow", where);
   canvas.setAttribute("aria-valuetext", text);
   $("heat-readout").textContent = text;
@@ -225,12 +237,20 @@ function detail(d) {
     el("p", { class: "facts" }, (e.left_out ? `${e.left_out} more candidates; eldr explain shows all. ` : "") + (e.score === "none" ? "" : `Score: ${e.meaning}.`))].filter(Boolean);
 }
 
+// A file names each worker once.
+function expand(data) {
+  for (const pair of data.pairs) pair[2] = data.names[pair[2]];
+  for (const d of data.decisions) for (const c of d.explanation.candidates) {
+    Object.assign(c, { score: null, why_not: null, load: null, shadows: [], chosen: false, ...c, worker: data.names[c.worker] });
+  }
+}
 function show(data) {
   state.data = data;
   $("main").hidden = false;
   const s = data.source, day = new Date(s.time * 1000).toLocaleString("en-GB");
   $("source").textContent = `${s.name} · policy ${data.policy.join(", ") || "none"} · ${data.decisions_total.toLocaleString("en")} decisions` + (s.kind === "live" ? "" : ` · ${s.kind === "log" ? "until" : "taken"} ${day}`);
-  const map = (data.heats && data.heats[state.layer]) || data.heat;
+  const one = data.layers && data.layers[state.layer];
+  const map = one ? { ...data.heat, ...one, layer: Number(state.layer) } : data.heat;
   numbers(data.numbers, map.why ? 0 : map.experts);
   heat(map);
   scatter(data.pairs, data.numbers.error.why);
@@ -308,6 +328,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => stat
 
 const embedded = JSON.parse($("data").textContent);
 if (embedded) {
+  expand(embedded);
   show(embedded);
   const wanted = new URLSearchParams(location.hash.slice(1)).get("request");
   const found = embedded.decisions.find((d) => d.request_id === wanted);
