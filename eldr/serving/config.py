@@ -174,7 +174,7 @@ class RouterConfig:
     )
     decision_buffer: int = _option(1000, "observe", "decisions kept for GET /eldr/decisions")
     worker_headers: bool = _option(
-        False, "observe", "add x-eldr-prefill-worker, x-eldr-decode-worker and x-eldr-branch"
+        False, "observe", "tell clients where a request went and why, in headers x-eldr-..."
     )
     otel_endpoint: str = _option(
         "", "observe", "OTLP/HTTP collector for spans, e.g. http://otel:4318 (extra eldr[otel])"

@@ -17,6 +17,7 @@ from eldr.routing.request import Reason, RouteRequest
 from eldr.routing.worker import Worker
 from eldr.serving.answers import Prefilled
 from eldr.serving.call import Call
+from eldr.serving.decision_headers import decision_headers
 from eldr.serving.decisions import DecisionBuffer, Record
 from eldr.serving.endpoints import Endpoint
 from eldr.serving.experiment import Experiment, Slot
@@ -152,11 +153,7 @@ class DecodePool(Pool):
         for shadow in self.shadows:
             ticket.shadows[shadow.name] = shadow.decide(request, endpoint.name, self._workers())
         if self._worker_headers:
-            ticket.headers = {
-                "x-eldr-prefill-worker": call.prefill_worker,
-                "x-eldr-decode-worker": endpoint.name,
-                "x-eldr-branch": decision.branch,
-            }
+            ticket.headers = decision_headers(call.prefill_worker, decision)
         return ticket
 
     def _assign(self) -> Slot | None:
