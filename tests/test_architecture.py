@@ -42,9 +42,12 @@ HEAVY = {
     "cupy": {"kernels"},
     "transformers": {"workload", "engine"},
     "aiohttp": {"serving", "demo", "cli"},
+    "ray": {"serving"},
 }
 
 TRAINING = "eldr.workload.training"
+# Derives from a class of Ray: the one module that cannot be imported without it.
+SUBCLASS = "eldr.serving.ray.request_router"
 
 
 def modules():
@@ -170,10 +173,14 @@ def test_help_is_fast():
 
 
 def test_the_router_process_never_loads_torch():
-    ours = [m for m in MODULES if room(m) == "serving"] + ["eldr.cli.serve"]
+    ours = [m for m in MODULES if room(m) == "serving" and m != SUBCLASS] + ["eldr.cli.serve"]
     loaded = loaded_after("\n".join(f"import {m}" for m in ours))
     assert "eldr.routing" in loaded
     assert not {"torch", "vllm", "triton", "transformers"} & loaded
+
+
+def test_ray_is_loaded_only_by_those_who_use_it():
+    assert "ray" not in loaded_after("import eldr.serving.server, eldr.serving.ray, eldr.cli.serve")
 
 
 def pages():
