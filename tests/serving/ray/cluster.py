@@ -1,0 +1,142 @@
+"""A local Ray with the application on it, as a process of its own; everything it started ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from eldr.demo.ports import free_ports
+
+START = 400.0  # seconds; two busy cores start four engines
+
+
+class Cluster:
+    """The running application.
+
+    Attributes:
+        url: of the ingress.
+        folder: Ray's sessions, with the logs of every replica.
+    """
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        (port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{port}"
+        self.folder = folder
+        self._file = folder / "app.json"
+        self._file.write_text(json.dumps(config))
+        self._log = (folder / "runner.log").open("wb")
+        options = ("--port", str(port), "--num-cpus", "1", "--object-store-mib", "100")
+        command = [sys.executable, "-m", "eldr.serving.ray", str(self._file), *options]
+        self.process = subprocess.Popen(
+            [*command, "--temp-dir", str(folder / "r")],
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env={**os.environ, "RAY_DISABLE_MEMORY_MONITOR": "1"},
+        )
+        self._ready: list[dict[str, Any]] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith('{"ready"'):
+                self._ready.append(json.loads(line))
+
+    def wait_ready(self, times: int = 1) -> None:
+        """Until the application was deployed so many times."""
+
+        def deployed() -> bool:
+            assert self.process.poll() is None, self.tail()
+            return len(self._ready) >= times
+
+        until(deployed, START)
+
+    def redeploy(self, config: dict[str, Any]) -> None:
+        """Replaces the configuration and waits until Serve runs it."""
+        times = len(self._ready) + 1
+        self._file.write_text(json.dumps(config))
+        self.process.send_signal(signal.SIGHUP)
+        self.wait_ready(times)
+
+    def tail(self) -> str:
+        """The end of the runner's log."""
+        return (self.folder / "runner.log").read_text(errors="replace")[-3000:]
+
+    def get(self, path: str) -> Any:
+        """A GET, parsed."""
+        with urllib.request.urlopen(self.url + path, timeout=120) as answer:
+            return json.loads(answer.read())
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[dict[str, str], bytes]:
+        """A POST; headers and raw body. HTTP errors raise with the answer's text."""
+        request = urllib.request.Request(
+            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=300) as answer:
+                return {k.lower(): v for k, v in answer.headers.items()}, answer.read()
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"HTTP {error.code}: {error.read()[:500]!r}") from error
+
+    def every(self, pool: str, path: str) -> list[dict[str, Any]]:
+        """The answers of all replicas of a pool."""
+        return self.get(f"/eldr/every/{pool}{path}")
+
+    def close(self) -> None:
+        """Ends the application, Ray and all replicas."""
+        self.process.terminate()
+        try:
+            self.process.wait(120)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._log.close()
+
+
+@contextlib.contextmanager
+def cluster(config: dict[str, Any]) -> Iterator[Cluster]:
+    """Starts the application; at the end nothing of it runs any more."""
+    # Ray's socket paths may have 107 bytes: pytest's folders are too deep.
+    folder = Path(tempfile.mkdtemp(prefix="eldr-ray-", dir="/tmp"))
+    running = Cluster(folder, config)
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.close()
+        until(lambda: not left_over(folder), 60.0)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def left_over(folder: Path) -> list[int]:
+    """Processes that still work in a cluster's folder, by its name in their environment."""
+    found = []
+    mark = str(folder).encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if mark in (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
+def until(true: Callable[[], bool], seconds: float) -> None:
+    """Waits for what other processes bring about."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"not within {seconds:g} s"
+        time.sleep(0.1)

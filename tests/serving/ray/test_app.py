@@ -1,0 +1,147 @@
+"""The application on a real local Ray, with mock engines: routing, failures, scaling, operators."""
+
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.serving.ray.cluster import cluster, until
+from tests.serving.ray.engine import TOPICS, text_of
+from tests.serving.ray.test_decider import partition
+
+pytest.importorskip("ray", reason="Ray is not installed (extra eldr[ray])")
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
+
+NO_CPU = {"num_cpus": 0}
+
+
+def config(path: Path, **decode) -> dict:
+    return {
+        "application": "tests.serving.ray.engine:open_application",
+        "engine": {"pause": 0.02},
+        "prefill": {"actor": NO_CPU},
+        "decode": {"replicas": TOPICS, "actor": NO_CPU, **decode},
+        "proxy": {"actor": NO_CPU, "replicas": 2},
+        "routing": {"policy": "locality_band", "partition": str(path), "tau": 0.1},
+        "measure_interval": 0.2,
+        "worker_headers": True,
+        "operator": True,
+    }
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("partition") / "p.safetensors"
+    partition().save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def app(file):
+    with cluster(config(file)) as running:
+        yield running
+
+
+def ranks(app) -> dict[str, int]:
+    return {row["replica"]: row["rank"] for row in app.every("decode", "/health")}
+
+
+def complete(app, topic: int, word: str, *, stream: bool = False) -> str:
+    """Serves one request and checks its answer; the decode replica's name."""
+    prompt = f"topic {topic} {word}"
+    body = {"model": "m", "prompt": prompt, "max_tokens": 6, "stream": stream}
+    headers, raw = app.post("/v1/completions", body)
+    if stream:
+        events = [e.removeprefix(b"data: ") for e in raw.split(b"\n\n")[:-1]]
+        assert events.pop() == b"[DONE]"
+        words = [json.loads(e)["choices"][0]["text"] for e in events]
+    else:
+        words = json.loads(raw)["choices"][0]["text"].split()
+    assert words == text_of(prompt)
+    return headers["x-eldr-decode-worker"]
+
+
+def test_every_proxy_sends_a_topic_to_the_replica_of_its_rank(app) -> None:
+    by_rank = ranks(app)
+    assert sorted(by_rank.values()) == list(range(TOPICS))
+    with ThreadPoolExecutor(8) as pool:
+        jobs = [
+            (t, pool.submit(complete, app, t, f"w{i}", stream=i % 2 == 0))
+            for i in range(10)
+            for t in range(TOPICS)
+        ]
+        assert all(by_rank[job.result()] == topic for topic, job in jobs)
+
+
+def test_operators_see_decisions_replicas_and_the_prefill_pool(app) -> None:
+    complete(app, 0, "x")
+    until(lambda: app.get("/eldr/decisions")["total"] > 0, 30)  # one of two proxies answers
+    row = app.get("/eldr/decisions")["decisions"][0]
+    assert row["policy"] == "locality_band"
+    assert row["prefill_worker"] in {r["replica"] for r in app.every("prefill", "/health")}
+    assert len(app.get("/eldr/workers")["decode"]) == TOPICS
+    assert app.get("/eldr/prefill/eldr/info")["role"] == "prefill"
+    assert app.get("/v1/models")["data"][0]["id"] == "m"
+    steps = [json.loads(r["body"])["steps"] for r in app.every("decode", "/eldr/decode")]
+    assert all(steps)
+
+
+def test_errors_are_told_in_openais_words(app) -> None:
+    with pytest.raises(AssertionError, match=r"HTTP 404: .*no such model"):
+        app.post("/v1/completions", {"model": "other", "prompt": "topic 0 x"})
+    with pytest.raises(AssertionError, match=r"HTTP 400: .*`prompt` is missing"):
+        app.post("/v1/completions", {"model": "m"})
+    with pytest.raises(AssertionError, match=r"HTTP 404: .*no route"):
+        app.post("/v2", {})
+
+
+def test_a_killed_replica_costs_no_request_and_its_successor_takes_its_place(app) -> None:
+    victim = next(row for row in app.every("decode", "/health") if row["rank"] == 1)
+    with ThreadPoolExecutor(8) as pool:
+        first = [pool.submit(complete, app, 1, f"a{i}") for i in range(16)]
+        first[0].result()
+        os.kill(victim["pid"], signal.SIGKILL)
+        second = [pool.submit(complete, app, 1, f"b{i}") for i in range(16)]
+        served = [job.result() for job in first + second]
+    assert len(served) == 32
+
+    def replaced() -> bool:
+        now = ranks(app)
+        return len(now) == TOPICS and victim["replica"] not in now
+
+    until(replaced, 120)
+    heir = next(name for name, rank in ranks(app).items() if rank == 1)
+    until(lambda: complete(app, 1, "again") == heir, 60)
+
+
+def test_scaling_and_a_rolling_update_under_load_fail_nothing(app, file) -> None:
+    """Two replicas fewer, then engines with new options, while requests keep coming."""
+    changes = [
+        config(file, replicas=2),
+        config(file, replicas=3, engine={"pause": 0.01}),
+        config(file),
+    ]
+    running = True
+
+    def client(number: int) -> int:
+        done = 0
+        while running:
+            complete(app, (number + done) % TOPICS, f"c{number}-{done}", stream=done % 2 == 0)
+            done += 1
+        return done
+
+    with ThreadPoolExecutor(4) as pool:
+        clients = [pool.submit(client, n) for n in range(4)]
+        try:
+            for change in changes:
+                app.redeploy(change)
+        finally:
+            running = False
+        assert all(job.result() > 0 for job in clients)
+    until(lambda: sorted(ranks(app).values()) == list(range(TOPICS)), 120)
+    by_rank = {rank: name for name, rank in ranks(app).items()}
+    for topic in range(TOPICS):
+        until(lambda t=topic: complete(app, t, "after") == by_rank[t], 60)
