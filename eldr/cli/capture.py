@@ -6,45 +6,53 @@ import argparse
 import json
 import os
 import random
+import signal
 import sys
-import urllib.error
-import urllib.request
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from eldr import cli
+from eldr.cli.capture_client import CaptureError, Server
 
 if TYPE_CHECKING:
     from eldr.cli.record import Prompt
     from eldr.workload.assemble import RoutedRequest
 
 _EPILOG = """\
-The server must return its routing:  vllm serve MODEL --enable-return-routed-experts
-vLLM refuses that flag beside a KV connector, so a P/D deployment is captured on a worker that was
-started without one; --sample takes a share of its prompts. Prompts file: as for `eldr record`.
+The server at URL must return its routing:  vllm serve MODEL --enable-return-routed-experts
+vLLM refuses that flag beside a KV connector, so a P/D deployment needs one worker more, started
+without one. Requests come from a prompts file (as for `eldr record`), or from the deployment: with
+--listen, `eldr capture` is what a gateway mirrors its requests to (nginx `mirror`, Envoy
+`request_mirror_policies`); it answers copies at once, replays a sample of them on URL, and ends
+after --requests of them, --seconds, or Ctrl-C. What it has then is written.
 
 examples:
   eldr capture http://w:8000 --prompts prompts.jsonl -o trace.npz --experts 128
-  eldr capture http://w:8000 --prompts log.jsonl --sample 0.05 --output-tokens 256 -o trace.npz
+  eldr capture http://w:8000 --listen 0.0.0.0:8090 --sample 0.05 --requests 2000 -o trace.npz
 """
-
-
-class CaptureError(RuntimeError):
-    """A server that cannot be captured; the message says what to do."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.epilog = _EPILOG
     add = parser.add_argument
-    add("url", help="base URL of a vLLM server")
-    add("--prompts", required=True, metavar="FILE", help="JSON lines, as for `eldr record`")
+    add("url", help="base URL of a vLLM server that returns its routing")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompts", metavar="FILE", help="JSON lines, as for `eldr record`")
+    source.add_argument("--listen", metavar="[HOST:]PORT",
+                        help="take copies of a deployment's requests there")  # fmt: skip
     add("-o", "--output", required=True, metavar="FILE", help=".npz to write")
     add("--experts", type=int, help="routed experts of a layer; default: ask /eldr/info")
     add("--model", default="", help="model name to send (default: the server's)")
-    add("--output-tokens", type=int, default=128, help="tokens to decode per prompt")
-    add("--temperature", type=float, default=0.8)
-    add("--sample", type=float, default=1.0, metavar="F", help="share of the prompts to send")
+    add("--output-tokens", type=int, default=128,
+        help="tokens to decode per prompt; of a copied request, at most")  # fmt: skip
+    add("--temperature", type=float, default=0.8, help="with --prompts")
+    add("--sample", type=float, default=1.0, metavar="F", help="share of the requests to take")
+    add("--requests", type=int, default=1000, metavar="N", help="with --listen: enough")
+    add("--seconds", type=float, default=0.0, metavar="S", help="with --listen: end after S")
+    add("--label-header", default="X-ELDR-Domain", metavar="NAME",
+        help="with --listen: header whose value labels a request")  # fmt: skip
     add("--seed", type=int, default=0, help="of the sample and of decoding")
     add("--concurrency", type=int, default=8, help="requests in flight")
     add("--timeout", type=float, default=300.0, help="seconds per request")
@@ -54,34 +62,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Captures, writes and reports; requests that fail are reported and left out."""
-    from eldr.cli.record import PromptsError, read_prompts
     from eldr.workload.assemble import assemble
     from eldr.workload.traces import TraceError
 
-    if args.output_tokens < 2 or args.concurrency < 1 or not 0 < args.sample <= 1:
-        print("eldr capture: needs --output-tokens >= 2, --concurrency >= 1 and --sample in (0, 1]",
-              file=sys.stderr)  # fmt: skip
-        return cli.USAGE
     try:
-        chosen = sample(read_prompts(args.prompts), args.sample, args.seed)
-        server = Server(args)
-    except PromptsError as error:
+        _check(args)
+        server, requests, counts = _captured(args)
+    except ValueError as error:
         print(f"eldr capture: {error}", file=sys.stderr)
         return cli.USAGE
-    except CaptureError as error:
+    except (CaptureError, OSError) as error:
         print(f"eldr capture: {error}", file=sys.stderr)
         return cli.CANNOT_TELL
-    requests, failed = collect(server, chosen, args.concurrency)
     try:
         trace = assemble(requests, server.experts, server.model)
         trace.save(args.output)
     except (TraceError, OSError) as error:
-        print(f"eldr capture: {error}; {failed} of {len(chosen)} failed", file=sys.stderr)
+        print(f"eldr capture: {error}; {counts['failed']} failed", file=sys.stderr)
         return cli.NO
     summary = {
         "output": args.output,
         "requests": len(trace),
-        "failed": failed,
+        **counts,
         "tokens": int(trace.offsets[-1]),
         "geometry": str(trace.geometry),
         "domains": list(trace.domains),
@@ -89,6 +91,46 @@ def run(args: argparse.Namespace) -> int:
     text = "wrote {output}: {requests} requests, {tokens} tokens ({geometry}), {failed} failed"
     print(json.dumps(summary) if args.json else text.format(**summary))
     return cli.DONE
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.output_tokens < 2 or args.concurrency < 1 or not 0 < args.sample <= 1:
+        raise ValueError("needs --output-tokens >= 2, --concurrency >= 1 and --sample in (0, 1]")
+    if args.requests < 1 or not args.seconds >= 0:
+        raise ValueError("needs --requests >= 1 and --seconds >= 0")
+
+
+def _captured(args: argparse.Namespace) -> tuple[Server, list[RoutedRequest], dict[str, int]]:
+    """The server, what it returned, and counts for the summary, `failed` always among them."""
+    if args.listen is not None:
+        return _mirrored(args)
+    from eldr.cli.record import read_prompts
+
+    chosen = sample(read_prompts(args.prompts), args.sample, args.seed)
+    server = Server(args)
+    requests, failed = collect(server, chosen, args)
+    return server, requests, {"failed": failed}
+
+
+def _mirrored(args: argparse.Namespace) -> tuple[Server, list[RoutedRequest], dict[str, int]]:
+    from eldr.cli.capture_mirror import Mirror, MirrorConfig
+
+    host, _, port = args.listen.rpartition(":")
+    if not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"--listen {args.listen}: expected PORT or HOST:PORT")
+    config = MirrorConfig(
+        host or "127.0.0.1", int(port), args.requests, args.seconds, args.sample,
+        args.output_tokens, args.concurrency, args.seed, args.label_header,
+    )  # fmt: skip
+    server = Server(args)
+    mirror = Mirror(server, config)
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: mirror.close())
+    print(f"eldr capture: mirror requests to {host or '127.0.0.1'}:{mirror.port}", file=sys.stderr)
+    requests = mirror.run()
+    names = ("seen", "sampled", "dropped", "failed")
+    return server, requests, {name: mirror.counts[name] for name in names}
 
 
 def sample(prompts: list[Prompt], share: float, seed: int) -> list[Prompt]:
@@ -99,91 +141,26 @@ def sample(prompts: list[Prompt], share: float, seed: int) -> list[Prompt]:
 
 
 def collect(
-    server: Server, prompts: list[Prompt], concurrency: int
+    server: Server, prompts: list[Prompt], args: argparse.Namespace
 ) -> tuple[list[RoutedRequest], int]:
     """The routing of every prompt that did not fail, in order, and how many failed."""
     from eldr.workload.traces import TraceError
 
     def one(prompt: Prompt) -> RoutedRequest | None:
-        try:
-            return server.complete(prompt)
-        except (CaptureError, TraceError) as error:
-            print(f"eldr capture: {prompt.id}: {error}", file=sys.stderr)
-            return None
-
-    with ThreadPoolExecutor(concurrency) as pool:
-        answers = list(pool.map(one, prompts))
-    kept = [a for a in answers if a is not None]
-    return kept, len(answers) - len(kept)
-
-
-class Server:
-    """A vLLM server that returns its routing."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._args = args
-        self._url = args.url.rstrip("/")
-        self.model: str = args.model or str(self._get("/v1/models")["data"][0]["id"])
-        self.experts: int = args.experts or self._ask_experts()
-
-    def _ask_experts(self) -> int:
-        try:
-            return int(self._get("/eldr/info")["geometry"]["experts"])
-        except (CaptureError, KeyError, TypeError) as error:
-            raise CaptureError(
-                f"{self._url}/eldr/info does not say how many experts a layer has; give --experts"
-            ) from error
-
-    def complete(self, prompt: Prompt) -> RoutedRequest:
-        """Decodes one prompt.
-
-        Raises:
-            CaptureError: the server failed, or returned no routing.
-            TraceError: it returned something else than routing.
-        """
-        import numpy as np
-
-        from eldr.workload.assemble import RoutedRequest, decode_routed_experts
-
-        args = self._args
         body = {
-            "model": self.model,
             "prompt": prompt.prompt,
             "max_tokens": args.output_tokens,
             "temperature": args.temperature,
             "seed": args.seed,
             "ignore_eos": True,
-            "return_token_ids": True,
         }
-        answer = self._post("/v1/completions", body)
-        choice = answer["choices"][0]
-        if choice.get("routed_experts") is None:
-            raise CaptureError("no routing returned; serve with --enable-return-routed-experts")
-        topk = decode_routed_experts(choice["routed_experts"])
-        ids = (choice.get("prompt_token_ids") or []) + (choice.get("token_ids") or [])
-        # The last sampled token was never run through the model, so it has no row.
-        tokens = np.array(ids[: len(topk)], np.uint32) if len(ids) >= len(topk) else None
-        prompt_tokens = int(answer["usage"]["prompt_tokens"])
-        return RoutedRequest(topk, prompt_tokens, prompt.domain, tokens)
-
-    def _get(self, path: str) -> Any:
-        return self._send(urllib.request.Request(self._url + path, headers=self._headers()))
-
-    def _post(self, path: str, body: object) -> Any:
-        data = json.dumps(body).encode()
-        headers = {**self._headers(), "Content-Type": "application/json"}
-        return self._send(urllib.request.Request(self._url + path, data, headers))
-
-    def _headers(self) -> dict[str, str]:
-        key = self._args.api_key
-        return {"Authorization": f"Bearer {key}"} if key else {}
-
-    def _send(self, request: urllib.request.Request) -> Any:
         try:
-            with urllib.request.urlopen(request, timeout=self._args.timeout) as answer:
-                return json.loads(answer.read())
-        except urllib.error.HTTPError as error:
-            text = error.read()[:300].decode("utf-8", "replace")
-            raise CaptureError(f"{request.full_url}: HTTP {error.code}: {text}") from error
-        except (OSError, ValueError) as error:
-            raise CaptureError(f"{request.full_url}: {error}") from error
+            return server.replay("/v1/completions", body, prompt.domain)
+        except (CaptureError, TraceError) as error:
+            print(f"eldr capture: {prompt.id}: {error}", file=sys.stderr)
+            return None
+
+    with ThreadPoolExecutor(args.concurrency) as pool:
+        answers = list(pool.map(one, prompts))
+    kept = [a for a in answers if a is not None]
+    return kept, len(answers) - len(kept)

@@ -6,12 +6,19 @@ import base64
 import io
 import json
 import threading
+import urllib.error
+import urllib.request
+from argparse import Namespace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from eldr import cli
+from eldr.cli.capture_client import Server
+from eldr.cli.capture_mirror import Mirror, MirrorConfig, shortened
+from eldr.demo.ports import free_ports
 from eldr.workload.traces import load
 
 EXPERTS, LAYERS, K = 16, 3, 2
@@ -21,6 +28,7 @@ class FakeVllm(BaseHTTPRequestHandler):
     """Completions with routing; prompts that contain "bad" fail, `routing` off returns none."""
 
     routing = True
+    bodies: ClassVar[list[tuple[str, dict[str, Any]]]] = []
 
     def do_GET(self):
         if self.path == "/v1/models":
@@ -32,18 +40,26 @@ class FakeVllm(BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        prompt, made = body["prompt"], body["max_tokens"]
+        type(self).bodies.append((self.path, body))
+        chat = self.path.endswith("/chat/completions")
+        prompt = body["messages"][0]["content"] if chat else body["prompt"]
+        made = body["max_tokens"]
         if "bad" in prompt:
             return self._answer({"error": "no"}, 500)
+        if "odd" in prompt:
+            return self._answer({"choices": []})
         count = len(prompt)
         rng = np.random.default_rng(count)
         order = np.argsort(rng.random((count + made - 1, LAYERS, EXPERTS)), axis=2)
         buffer = io.BytesIO()
         np.save(buffer, order[:, :, :K].astype(np.int16))
-        choice = {"prompt_token_ids": list(range(count)), "token_ids": [7] * made}
+        choice, ids = {"token_ids": [7] * made}, {"prompt_token_ids": list(range(count))}
         if type(self).routing:
             choice["routed_experts"] = base64.b64encode(buffer.getvalue()).decode()
-        return self._answer({"choices": [choice], "usage": {"prompt_tokens": count}})
+        usage = {"prompt_tokens": count}
+        if chat:
+            return self._answer({"choices": [choice], "usage": usage, **ids})
+        return self._answer({"choices": [choice | ids], "usage": usage})
 
     def _answer(self, content, code=200):
         data = json.dumps(content).encode()
@@ -62,6 +78,7 @@ def url():
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     FakeVllm.routing = True
+    FakeVllm.bodies.clear()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     thread.join()
@@ -92,16 +109,17 @@ def test_a_trace_of_prompt_and_decoded_tokens(url, tmp_path, capsys):
 
 
 def test_failed_requests_are_left_out_and_a_sample_is_a_sample(url, tmp_path, capsys):
-    file = prompts(tmp_path / "p.jsonl", ["a" * 5, "bad", "c" * 7, "d" * 8])
+    file = prompts(tmp_path / "p.jsonl", ["a" * 5, "bad", "c" * 7, "d" * 8, "odd"])
     out = tmp_path / "t.npz"
     arguments = ["capture", url, "--prompts", file, "-o", str(out), "--output-tokens", "4"]
     assert cli.main(arguments) == cli.DONE
     captured = capsys.readouterr()
-    assert "1 failed" in captured.out
+    assert "2 failed" in captured.out
     assert "HTTP 500" in captured.err
+    assert "not an answer of vLLM" in captured.err
     assert cli.main([*arguments, "--sample", "0.5", "--seed", "2"]) == cli.DONE
     assert "requests" in capsys.readouterr().out
-    assert len(load(out)) <= 2
+    assert len(load(out)) <= 3
 
 
 def test_a_server_without_routing_is_told_the_flag(url, tmp_path, capsys):
@@ -120,4 +138,104 @@ def test_bad_arguments(tmp_path, capsys):
     assert cli.main(nowhere) == cli.CANNOT_TELL
     assert cli.main([*nowhere, "--sample", "0"]) == cli.USAGE
     assert cli.main(["capture", "http://x", "--prompts", "none", "-o", "t"]) == cli.USAGE
+    for given in (["here"], ["1", "--requests", "0"], ["70000"], ["1", "--seconds", "-1"]):
+        assert cli.main(["capture", "http://x", "-o", "t", "--listen", *given]) == cli.USAGE
     capsys.readouterr()
+    with pytest.raises(SystemExit):
+        cli.main(["capture", "http://x", "-o", "t"])
+    assert "--prompts --listen" in capsys.readouterr().err
+
+
+def mirror(url, **changes):
+    args = Namespace(url=url, model="", experts=None, timeout=30.0, api_key="")
+    given = {"host": "127.0.0.1", "port": 0, "requests": 3, "seconds": 60.0, "share": 1.0,
+             "output_tokens": 6, "concurrency": 2, "seed": 0, "label_header": "X-Kind"}  # fmt: skip
+    return Mirror(Server(args), MirrorConfig(**{**given, **changes}))
+
+
+def send(port, body, path="/v1/completions", **headers):
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_copies_of_a_deployments_requests_are_replayed_until_there_are_enough(url):
+    taking, results = mirror(url), []
+    thread = threading.Thread(target=lambda: results.extend(taking.run()))
+    thread.start()
+    port = taking.port
+    assert send(port, b"{") == 400
+    assert send(port, [1]) == 400
+    assert send(port, {"model": "x"}, "/v1/embeddings") == 404
+    assert send(port, {"prompt": "bad", "max_tokens": 9}) == 202  # the copy's fate is not told
+    live = {"prompt": "a" * 5, "max_tokens": 50, "stream": True, "model": "alias",
+            "stream_options": {}, "kv_transfer_params": {}}  # fmt: skip
+    chat = {"messages": [{"role": "user", "content": "b" * 9}], "max_tokens": 4}
+    while thread.is_alive():  # copies that find both replays busy are dropped
+        try:
+            send(port, live, **{"X-Kind": "law"})
+            send(port, chat, "/v1/chat/completions?x=1")
+        except OSError:
+            break  # enough: it has stopped listening
+    thread.join()
+    assert len(results) == 3
+    kinds = {(r.domain, r.prompt_tokens, len(r.topk)) for r in results}
+    assert kinds <= {("law", 5, 10), ("", 9, 12)}
+    assert all(r.tokens is not None for r in results)
+    path, body = next((p, b) for p, b in FakeVllm.bodies if b.get("prompt") == "a" * 5)
+    assert path == "/v1/completions"
+    assert body == {"prompt": "a" * 5, "max_tokens": 6, "model": "moe", "stream": False, "n": 1,
+                    "return_token_ids": True}  # fmt: skip
+    assert taking.counts["failed"] == 1
+    assert taking.counts["seen"] == taking.counts["sampled"] + taking.counts["dropped"]
+
+
+def test_the_sample_is_a_share_of_the_copies_and_time_ends_it(url):
+    taking = mirror(url, share=0.25, seconds=2.0, requests=1000, seed=3)
+    thread = threading.Thread(target=taking.run)
+    thread.start()
+    sent = 0
+    try:
+        while True:
+            send(taking.port, {"prompt": "a" * 5})
+            sent += 1
+    except OSError:
+        thread.join()
+    taken = taking.counts["sampled"] + taking.counts["dropped"]
+    assert taking.counts["seen"] >= sent > 20
+    assert 0.05 < taken / taking.counts["seen"] < 0.5
+
+
+def test_what_is_replayed_of_a_request():
+    assert shortened({"max_tokens": 3}, 8) == {"max_tokens": 3}
+    assert shortened({"max_completion_tokens": 30}, 8) == {"max_completion_tokens": 8}
+    assert shortened({"max_tokens": None}, 8) == {"max_tokens": 8}
+
+
+def test_the_mirror_by_command_line_writes_a_trace(url, tmp_path, capsys):
+    out = tmp_path / "t.npz"
+    (free,) = free_ports(1)
+    feeding = threading.Event()
+
+    def feed():
+        while not feeding.is_set():
+            try:
+                send(free, {"prompt": "a" * 5, "max_tokens": 4}, **{"X-ELDR-Domain": "law"})
+            except OSError:
+                feeding.wait(0.05)
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    code = cli.main(["capture", url, "--listen", str(free), "--requests", "4", "-o", str(out),
+                     "--json"])  # fmt: skip
+    feeding.set()
+    thread.join()
+    assert code == cli.DONE
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["requests"] == len(load(out)) == 4
+    assert summary["domains"] == ["law"]
+    assert summary["seen"] >= 4
