@@ -3,7 +3,7 @@
     python -m benchmarks.fuzz [--cases 210000] [--seed 0] [--json]
 
 Rounds of a few thousand cases, since hypothesis slows down with the cases that it remembers. One
-case is one generated request body, worker answer, byte stream of a worker, or Authorization
+case is one generated request body, worker answer, byte stream of a client or worker, Authorization
 header, or a whole request through a running router between misbehaving workers. Exit code 1 when
 something does not hold: then hypothesis prints the smallest such case.
 """
@@ -23,8 +23,8 @@ from collections import Counter
 from benchmarks.nvtx import cpu_model
 from tests.serving.fuzzing import PROPERTIES, run, through_a_router
 
-# Of 20 parts, 19 are the properties' weights and one is whole requests.
-_PARTS = 20
+# Whole requests are one part.
+_PARTS = 1 + sum(prop.weight for prop in PROPERTIES)
 _ROUND = 4000
 
 

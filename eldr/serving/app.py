@@ -6,18 +6,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import aiohttp
 from aiohttp import web
 
 from eldr.serving.bodies import parse
-from eldr.serving.call import Call, open_call
-from eldr.serving.errors import ClientError, error_body
+from eldr.serving.call import Call, Incoming, open_call
+from eldr.serving.errors import ClientError
 from eldr.serving.logs import request_id
+from eldr.serving.request import Request
 from eldr.serving.security import Keys, refuse_media_urls
 from eldr.serving.state import Router
-from eldr.serving.web import json_answer, refusal
+from eldr.serving.upstream import Answer, Pairs
+from eldr.serving.web import as_headers, as_response, json_answer, refusal, refused
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +28,47 @@ _MODELS_SECONDS = 5.0
 _CLIENT_GONE = 499
 # A request whose time is over is ended by its worker's deadline; this is for what does not see it.
 _GRACE_SECONDS = 5.0
+
+
+class AiohttpRequest:
+    """A request that aiohttp has read.
+
+    Attributes:
+        response: the streamed answer, None before it began.
+    """
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self.path = request.path
+        self.headers = request.headers
+        self.response: web.StreamResponse | None = None
+
+    async def body(self, limit: int, seconds: float) -> bytes:
+        """The body; `limit` is the one that the application has."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._request.read()
+        except web.HTTPRequestEntityTooLarge as error:
+            text = f"the body exceeds {limit} bytes"
+            raise ClientError(413, "request_too_large", text) from error
+        except TimeoutError as error:
+            text = f"the body did not arrive within {seconds:g} s"
+            raise ClientError(408, "request_timeout", text) from error
+
+    async def begin(self, headers: Pairs) -> None:
+        """Starts a streamed answer."""
+        self.response = web.StreamResponse(headers=as_headers(headers))
+        await self.response.prepare(self._request)
+
+    async def write(self, data: bytes) -> None:
+        """Sends a piece of it."""
+        assert self.response is not None
+        await self.response.write(data)
+
+    async def end(self) -> None:
+        """Ends it."""
+        assert self.response is not None
+        await self.response.write_eof()
 
 
 class Surface:
@@ -45,58 +88,64 @@ class Surface:
         app.router.add_get("/readiness", self.readiness)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        """POST /v1/completions and /v1/chat/completions."""
+        """POST /v1/completions and /v1/chat/completions, as aiohttp has read them."""
+        client = AiohttpRequest(request)
+        answer = await self.serve(client)
+        if answer is not None:
+            return as_response(answer)
+        assert client.response is not None  # it was streamed
+        return client.response
+
+    async def short_way(self, request: Request) -> None:
+        """The same, as the short way has read them."""
+        answer = await self.serve(request)
+        if answer is not None:
+            request.close = request.close or self._router.draining
+            with suppress(ConnectionResetError):  # the client went: nobody will see this answer
+                await request.answer(answer)
+
+    async def serve(self, client: Incoming) -> Answer | None:
+        """Serves a completion; the answer, or None when it was streamed."""
         started = time.perf_counter()
         outcome = "router_error"
+        own_id = client.headers.get("x-request-id")
         try:
-            self._keys.check(request.headers.get("Authorization"))
+            self._keys.check(client.headers.get("authorization"))
             if self._router.draining:
                 raise ClientError(
                     503, "router_stopping", "this router is stopping", retry_after=1.0
                 )
             async with self._router.admission:
-                call = await self._open(request)
+                call = await self._open(client)
                 request_id.set(call.request_id)
                 with _ends_at(call.expires + _GRACE_SECONDS):
-                    response = await self._router.legs.serve(call)
-                outcome = _outcome(call, response)
+                    answer = await self._router.legs.serve(call)
+                outcome = _outcome(call, answer)
                 self._router.observe(call, outcome)
-                return response
+                return answer
         except ClientError as error:
             outcome = "client_error" if error.status < 500 else "worker_error"
-            return refusal(request, error)
+            return refused(error, own_id)
         except asyncio.CancelledError:
             outcome = "cancelled"  # the client went
             raise
         except ConnectionResetError:
             outcome = "cancelled"  # it went while we were writing: nobody will see this answer
-            return web.Response(status=_CLIENT_GONE)
+            return Answer(_CLIENT_GONE, [], b"")
         except Exception:
             log.exception("a request failed inside the router")
-            return json_answer(error_body("internal router error", "router_error", 500), 500)
+            return refused(ClientError(500, "router_error", "internal router error"), own_id)
         finally:
-            self._router.metrics.request_ended(request.path, outcome, time.perf_counter() - started)
+            self._router.metrics.request_ended(client.path, outcome, time.perf_counter() - started)
 
-    async def _open(self, request: web.Request) -> Call:
+    async def _open(self, client: Incoming) -> Call:
         config = self._router.config
-        try:
-            if request.content.is_eof():  # it came together with the head, as most do
-                raw = await request.read()
-            else:
-                async with asyncio.timeout(config.body_timeout):
-                    raw = await request.read()
-        except web.HTTPRequestEntityTooLarge as error:
-            text = f"the body exceeds {config.max_body} bytes"
-            raise ClientError(413, "request_too_large", text) from error
-        except TimeoutError as error:
-            text = f"the body did not arrive within {config.body_timeout:g} s"
-            raise ClientError(408, "request_timeout", text) from error
-        path = request.path
-        body = parse(raw, chat=path == CHAT)
+        raw = await client.body(config.max_body, config.body_timeout)
+        body = parse(raw, chat=client.path == CHAT)
         if not config.allow_media_urls:
             refuse_media_urls(body)
         expires = asyncio.get_running_loop().time() + config.request_timeout
-        return open_call(request, path, body, expires)
+        return open_call(client, body, expires)
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/models: the answer of the first worker that has one."""
@@ -142,9 +191,9 @@ def _ends_at(when: float) -> Iterator[None]:
         timer.cancel()
 
 
-def _outcome(call: Call, response: web.StreamResponse) -> str:
+def _outcome(call: Call, answer: Answer | None) -> str:
     if call.broken:
         return "broken_stream"
-    if response.status < 400:
+    if answer is None or answer.status < 400:
         return "ok"
-    return "client_error" if response.status < 500 else "worker_error"
+    return "client_error" if answer.status < 500 else "worker_error"

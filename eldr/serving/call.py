@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING
-
-from aiohttp import web
+from typing import TYPE_CHECKING, Protocol
 
 from eldr.serving.bodies import Body
 from eldr.serving.prefill_pool import PREFIX_BYTES
+from eldr.serving.relay import Client
 
 if TYPE_CHECKING:
     from eldr.serving.decode_pool import Ticket
@@ -27,8 +27,30 @@ FORWARDED = (
     "X-Tenant-ID",
     "X-Correlation-ID",
 )
+_FORWARDED = tuple((name, name.lower()) for name in FORWARDED)
 # Names of requests that come without one: this process, and a running number.
 _PROCESS, _NUMBER = uuid.uuid4().hex[:16], count()
+
+
+class Incoming(Client, Protocol):
+    """A client's request as it came, and the way back.
+
+    Attributes:
+        path: API path.
+    """
+
+    path: str
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Found by lower-case name."""
+
+    async def body(self, limit: int, seconds: float) -> bytes:
+        """The body.
+
+        Raises:
+            ClientError: 413, longer than `limit` bytes; 408, not there in time.
+        """
 
 
 @dataclass(slots=True)
@@ -36,7 +58,7 @@ class Call:
     """A parsed request on its way through both legs.
 
     Attributes:
-        request: the client's side.
+        client: the client's side.
         path: API path, the same on both legs.
         request_id: the client's X-Request-Id, or a fresh one.
         session: session key for affinity, or None.
@@ -52,7 +74,7 @@ class Call:
         ticket: the reservation of the decode leg that served it.
     """
 
-    request: web.BaseRequest
+    client: Incoming
     path: str
     body: Body
     request_id: str
@@ -79,16 +101,16 @@ class Call:
         self.ttft = time.perf_counter() - self.started
 
 
-def open_call(request: web.BaseRequest, path: str, body: Body, expires: float) -> Call:
+def open_call(client: Incoming, body: Body, expires: float) -> Call:
     """Collects what both legs need from the client's request."""
-    given = request.headers
-    request_id = given.get(REQUEST_ID) or f"{_PROCESS}-{next(_NUMBER):x}"
+    given = client.headers
+    request_id = given.get("x-request-id") or f"{_PROCESS}-{next(_NUMBER):x}"
     lines = f"Content-Type: application/json\r\n{REQUEST_ID}: {request_id}\r\n"
-    for name in FORWARDED:
-        if name in given:
-            lines += f"{name}: {given[name]}\r\n"
+    for name, key in _FORWARDED:
+        if key in given:
+            lines += f"{name}: {given[key]}\r\n"
     prompt = body.fields.get("messages" if body.chat else "prompt", b"")
     prefix = bytes(memoryview(prompt)[:PREFIX_BYTES])
-    session = given.get("X-Session-ID")
+    session = given.get("x-session-id")
     headers = lines.encode("utf-8", "surrogateescape")
-    return Call(request, path, body, request_id, session, headers, prefix, expires)
+    return Call(client, client.path, body, request_id, session, headers, prefix, expires)

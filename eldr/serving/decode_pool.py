@@ -58,7 +58,7 @@ class Ticket:
         self.slot = slot
         self.shadows: dict[str, str | None] = {}
         self.signature: bytes | None = None
-        self.headers: dict[str, str] = {}
+        self.headers: list[tuple[bytes, bytes]] = []
         self.decided = time.perf_counter()
 
     @property
@@ -153,7 +153,8 @@ class DecodePool(Pool):
         for shadow in self.shadows:
             ticket.shadows[shadow.name] = shadow.decide(request, endpoint.name, self._workers())
         if self._worker_headers:
-            ticket.headers = decision_headers(call.prefill_worker, decision)
+            told = decision_headers(call.prefill_worker, decision)
+            ticket.headers = [(name.encode(), value.encode()) for name, value in told.items()]
         return ticket
 
     def _assign(self) -> Slot | None:

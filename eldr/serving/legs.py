@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-
-from aiohttp import web
 
 from eldr.serving.answers import (
     NOT_PREFILLED,
@@ -88,8 +85,8 @@ class Legs:
         self._metrics = metrics
         self._kv_release = kv_release
 
-    async def serve(self, call: Call) -> web.StreamResponse:
-        """Both legs; returns when the client has its last byte.
+    async def serve(self, call: Call) -> Answer | None:
+        """Both legs; the answer for the client, or None when it was streamed to its last byte.
 
         Raises:
             ClientError: no worker could serve the request.
@@ -102,7 +99,7 @@ class Legs:
         started = time.perf_counter()
         prefilled = await self.prefill(call)
         if isinstance(prefilled, Answer):
-            return _pass(prefilled)
+            return prefilled.passed()
         call.prefilled = time.perf_counter()
         self._metrics.prefill.observe(call.prefilled - started)
         if prefilled.kv is None:
@@ -149,8 +146,8 @@ class Legs:
             failed.add(endpoint.name)
         return _give_up("prefill", last)
 
-    async def decode(self, call: Call, prefilled: Prefilled) -> web.StreamResponse:
-        """The decode leg, from the choice of the worker to the client's last byte."""
+    async def decode(self, call: Call, prefilled: Prefilled) -> Answer | None:
+        """The decode leg; like `serve`."""
         failed: set[str] = set()
         band: frozenset[str] = frozenset()
         last: Failure | None = None
@@ -162,7 +159,7 @@ class Legs:
                     # The worker may have fetched or freed the KV: only a new prefill surely has it.
                     again = await self.prefill(call)
                     if isinstance(again, Answer):
-                        return _pass(again)
+                        return again.passed()
                     prefilled, attempt = again, Attempt()
                 ticket = self._decode.reserve(call, prefilled, failed, band)
                 if ticket is None and failed:
@@ -171,14 +168,14 @@ class Legs:
                 if ticket is None:
                     break
                 outcome = await self._decode_on(ticket, call, prefilled, attempt)
-                if isinstance(outcome, web.StreamResponse):
-                    return outcome
+                if outcome is None:
+                    return None
                 if isinstance(outcome, Answer) and not _try_elsewhere(outcome, prefilled, tries):
-                    return _pass(outcome)
+                    return outcome.passed(ticket.headers if outcome.status == 200 else ())
                 last = outcome
                 failed.add(ticket.endpoint.name)
                 band = band or ticket.band
-            return _pass(_give_up("decode", last))
+            return _give_up("decode", last).passed()
         finally:
             # No decode worker knows this KV: without a word the prefill worker would keep it until
             # its lease ends.
@@ -232,7 +229,7 @@ class Legs:
 
     async def _decode_on(
         self, ticket: Ticket, call: Call, prefilled: Prefilled, attempt: Attempt
-    ) -> web.StreamResponse | Failure:
+    ) -> Failure | None:
         endpoint = ticket.endpoint
         call.ticket = ticket
         try:
@@ -241,12 +238,13 @@ class Legs:
             exchange = await open_exchange(endpoint, call.path, call.headers, body, limits, attempt)
             async with exchange:
                 if exchange.connection.status == 200 and call.body.stream and exchange.streams:
-                    return await self._stream(call, ticket, exchange)
+                    await self._stream(call, ticket, exchange)
+                    return None
                 answer = await exchange.answer(_LONGEST_ANSWER)
             if answer.status == 200:
                 self._decode.succeeded(endpoint)
-                return _pass(answer, ticket.headers)
-            _report(self._decode, endpoint, answer)
+            else:
+                _report(self._decode, endpoint, answer)
             return answer
         except UpstreamError as error:
             self._decode.failed(endpoint, error)
@@ -254,15 +252,13 @@ class Legs:
         finally:
             ticket.release()
 
-    async def _stream(self, call: Call, ticket: Ticket, exchange: Exchange) -> web.StreamResponse:
+    async def _stream(self, call: Call, ticket: Ticket, exchange: Exchange) -> None:
         # The client's status line waits for the first event: until then another worker can serve.
         first = await first_event(exchange.connection)
         if first.startswith(_ERROR_EVENT):
             raise UpstreamError("reset", True, _error_text(first))
-        headers = exchange.passed_headers()
-        headers.update(ticket.headers)
-        client = web.StreamResponse(status=200, headers=headers)
-        await client.prepare(call.request)
+        client = call.client
+        await client.begin([*exchange.passed_headers(), *ticket.headers])
         call.first_byte()
         try:
             call.last_byte(await relay_events(exchange.connection, client, first))
@@ -274,7 +270,6 @@ class Legs:
             await end_broken_stream(
                 client, f"the decode worker's stream broke off ({error}); the text is incomplete"
             )
-        return client
 
 
 _ERROR_EVENT = b'data: {"error"'
@@ -310,13 +305,6 @@ def _retry_after(answer: Answer) -> float | None:
         return max(0.0, float(answer.header(b"retry-after") or b""))
     except ValueError:
         return None
-
-
-def _pass(answer: Answer, extra: Mapping[str, str] | None = None) -> web.Response:
-    headers = answer.passed_headers()
-    if extra:
-        headers.update(extra)
-    return web.Response(status=answer.status, headers=headers, body=answer.body)
 
 
 def _give_up(leg: str, last: Failure | None) -> Answer:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from aiohttp import web
+from typing import Protocol
 
 from eldr.serving.errors import error_event
 from eldr.serving.http1 import Connection, UpstreamError
+from eldr.serving.upstream import Pairs
 
 _EVENT_END = (b"\n\n", b"\r\n\r\n")
 _DONE = b"[DONE]"
 # An event longer than this is passed in pieces.
 _LONGEST_EVENT = 2**20
+
+
+class Client(Protocol):
+    """The way to a client that gets a streamed answer."""
+
+    async def begin(self, headers: Pairs) -> None:
+        """Starts the answer, of status 200."""
+
+    async def write(self, data: bytes) -> None:
+        """Sends a piece; waits while the client is slow."""
+
+    async def end(self) -> None:
+        """Ends the answer."""
 
 
 class Truncated(Exception):
@@ -40,8 +54,8 @@ async def first_event(upstream: Connection) -> bytes:
     return first
 
 
-async def relay_events(upstream: Connection, client: web.StreamResponse, first: bytes) -> int:
-    """Copies server-sent events until the end mark, never leaving half an event behind.
+async def relay_events(upstream: Connection, client: Client, first: bytes) -> int:
+    """Copies server-sent events up to their end, never leaving half an event behind.
 
     Returns:
         The number of events before the end mark.
@@ -69,6 +83,7 @@ async def relay_events(upstream: Connection, client: web.StreamResponse, first: 
         raise Truncated(UpstreamError("reset", True, "the stream ended without its end mark"))
     if tail:
         await client.write(tail)
+    await client.end()
     return max(events, 0)
 
 
@@ -82,7 +97,7 @@ def _ended(last: bytes, tail: bytes) -> bool:
     return (last[-32:] + tail).rstrip().endswith(_DONE)
 
 
-async def end_broken_stream(client: web.StreamResponse, message: str) -> None:
+async def end_broken_stream(client: Client, message: str) -> None:
     """Ends a stream that cannot go on with an error event and the end mark."""
     await client.write(error_event(message, "upstream_error", 502))
-    await client.write_eof()
+    await client.end()

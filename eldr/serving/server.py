@@ -18,6 +18,7 @@ from eldr.serving.admin import Admin, add_metrics
 from eldr.serving.app import Surface
 from eldr.serving.config import ConfigError, RouterConfig
 from eldr.serving.errors import StartError
+from eldr.serving.front import Listener
 from eldr.serving.opening import open_router
 from eldr.serving.operator_page import OperatorPage
 from eldr.serving.policy import live_policies
@@ -160,18 +161,23 @@ async def listening(router: Router, sockets: dict[str, socket.socket]) -> AsyncI
     config = router.config
     tls = server_tls(config.tls_cert, config.tls_key, config.tls_client_ca)
     async with AsyncExitStack() as stack:
-        for surface, listener in sockets.items():
+        for name, listener in sockets.items():
             app = web.Application(client_max_size=config.max_body)
-            if surface == "main":
-                Surface(router).add_to(app)
+            surface = Surface(router)
+            if name == "main":
+                surface.add_to(app)
             # Beyond this machine, the operator's routes are only where they were asked for.
-            if surface == "admin" or (surface == "main" and _admin_on_main(config)):
+            if name == "admin" or (name == "main" and _admin_on_main(config)):
                 Admin(router).add_to(app)
                 OperatorPage(router).add_to(app)
                 add_metrics(app, router.metrics)
-            elif surface == "metrics":
+            elif name == "metrics":
                 add_metrics(app, router.metrics)
-            await _listen(stack, config, app, listener, tls if surface == "main" else None)
+            runner = await _runner(stack, config, app)
+            if name == "main":
+                await _listen_short(stack, config, surface, runner, listener, tls)
+            else:
+                await web.SockSite(runner, listener, backlog=_BACKLOG).start()
         yield
 
 
@@ -179,13 +185,9 @@ def _admin_on_main(config: RouterConfig) -> bool:
     return not config.admin_port and is_loopback(config.host)
 
 
-async def _listen(
-    stack: AsyncExitStack,
-    config: RouterConfig,
-    app: web.Application,
-    listener: socket.socket,
-    tls: ssl.SSLContext | None,
-) -> None:
+async def _runner(
+    stack: AsyncExitStack, config: RouterConfig, app: web.Application
+) -> web.AppRunner:
     runner = web.AppRunner(
         app,
         handler_cancellation=True,  # a client that leaves ends its request
@@ -196,7 +198,32 @@ async def _listen(
     )
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    await web.SockSite(runner, listener, backlog=_BACKLOG, ssl_context=tls).start()
+    return runner
+
+
+async def _listen_short(
+    stack: AsyncExitStack,
+    config: RouterConfig,
+    surface: Surface,
+    runner: web.AppRunner,
+    listener: socket.socket,
+    tls: ssl.SSLContext | None,
+) -> None:
+    """Listens for completions on the short way, and for all else on aiohttp's."""
+    assert runner.server is not None  # it is set up
+    front = Listener(
+        surface.short_way,
+        runner.server,
+        longest_head=config.max_header,
+        head_seconds=config.body_timeout,
+    )
+    sweeping = asyncio.create_task(front.sweep(), name="front-sweep")
+    stack.callback(sweeping.cancel)
+    stack.push_async_callback(front.close, _CUT_SECONDS)
+    server = await asyncio.get_running_loop().create_server(
+        front, sock=listener, backlog=_BACKLOG, ssl=tls
+    )
+    stack.callback(server.close)
 
 
 def _announce(router: Router, sockets: dict[str, socket.socket], seconds: float) -> None:

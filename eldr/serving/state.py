@@ -71,7 +71,7 @@ class Router:
         if call.tpot is not None:
             self.metrics.tpot.observe(call.tpot)
         if self.spans is not None:
-            self.spans.record(call, call.request.headers, outcome)
+            self.spans.record(call, call.client.headers, outcome)
         ticket = call.ticket
         if ticket is None:
             return

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
-
-from multidict import CIMultiDict
 
 from eldr.serving.endpoints import Endpoint
 from eldr.serving.http1 import Connection, UpstreamError
@@ -26,6 +25,8 @@ _NOT_PASSED = frozenset(
     }
 )
 
+Pairs = Iterable[tuple[bytes, bytes]]
+
 
 @dataclass(slots=True)
 class Attempt:
@@ -45,28 +46,24 @@ class Limits:
 
 @dataclass(slots=True)
 class Answer:
-    """A worker's complete answer; its headers are decoded only for those who pass them on."""
+    """A complete answer, a worker's or the router's own."""
 
     status: int
     raw_headers: list[tuple[bytes, bytes]]
     body: bytes
 
-    def passed_headers(self) -> CIMultiDict[str]:
-        """The end-to-end headers."""
-        return passed(self.raw_headers)
+    def passed(self, extra: Pairs = ()) -> Answer:
+        """The answer as a client gets it: end-to-end headers only, and further ones."""
+        return Answer(self.status, [*passed(self.raw_headers), *extra], self.body)
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header, by its lower-case name."""
         return next((v for k, v in self.raw_headers if k.lower() == name), None)
 
 
-def passed(raw: list[tuple[bytes, bytes]]) -> CIMultiDict[str]:
+def passed(raw: Pairs) -> list[tuple[bytes, bytes]]:
     """The headers that are not this hop's own."""
-    out: CIMultiDict[str] = CIMultiDict()
-    for name, value in raw:
-        if name.lower() not in _NOT_PASSED:
-            out.add(name.decode("latin-1"), value.decode("latin-1"))
-    return out
+    return [pair for pair in raw if pair[0].lower() not in _NOT_PASSED]
 
 
 class Exchange:
@@ -92,7 +89,7 @@ class Exchange:
                 return value.lower().startswith(b"text/event-stream")
         return False
 
-    def passed_headers(self) -> CIMultiDict[str]:
+    def passed_headers(self) -> list[tuple[bytes, bytes]]:
         """The answer's end-to-end headers."""
         return passed(self.connection.headers)
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import orjson
 from aiohttp import web
+from multidict import CIMultiDict
 
 from eldr.serving.call import REQUEST_ID
 from eldr.serving.errors import ClientError
+from eldr.serving.upstream import Answer, Pairs
 
 
 def json_answer(value: Any, status: int = 200) -> web.Response:
@@ -19,11 +21,28 @@ def json_answer(value: Any, status: int = 200) -> web.Response:
 
 def refusal(request: web.BaseRequest, error: ClientError) -> web.Response:
     """The answer to a request that the router does not serve."""
-    response = json_answer(error.body, error.status)
+    return as_response(refused(error, request.headers.get(REQUEST_ID)))
+
+
+def refused(error: ClientError, request_id: str | None) -> Answer:
+    """The same as a plain answer; `request_id`: the client's own."""
+    headers = [(b"Content-Type", b"application/json")]
     if error.retry_after is not None:
-        response.headers["Retry-After"] = str(max(1, round(error.retry_after)))
+        headers.append((b"Retry-After", b"%d" % max(1, round(error.retry_after))))
     if error.status == 401:
-        response.headers["WWW-Authenticate"] = "Bearer"
-    if REQUEST_ID in request.headers:
-        response.headers[REQUEST_ID] = request.headers[REQUEST_ID]
-    return response
+        headers.append((b"WWW-Authenticate", b"Bearer"))
+    if request_id is not None:
+        headers.append((REQUEST_ID.encode(), request_id.encode("utf-8", "surrogateescape")))
+    return Answer(error.status, headers, error.body)
+
+
+def as_response(answer: Answer) -> web.Response:
+    """An answer in aiohttp's words."""
+    return web.Response(
+        status=answer.status, headers=as_headers(answer.raw_headers), body=answer.body
+    )
+
+
+def as_headers(pairs: Pairs) -> CIMultiDict[str]:
+    """Headers in aiohttp's words."""
+    return CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in pairs)

@@ -20,9 +20,12 @@ from eldr.geometry import Geometry
 from eldr.serving.answers import MalformedAnswer, PushConnector, parse_prefill
 from eldr.serving.bodies import parse, unsplittable
 from eldr.serving.errors import ClientError
+from eldr.serving.front import Listener
 from eldr.serving.http1 import Connection, UpstreamError
 from eldr.serving.relay import Truncated, relay_events
+from eldr.serving.request import Request
 from eldr.serving.security import Keys, refuse_media_urls
+from eldr.serving.upstream import Answer
 from tests.serving.mocks.worker import MockWorker, Plan
 from tests.serving.rig import rig
 
@@ -107,9 +110,17 @@ class _Transport:
 
     def __init__(self) -> None:
         self.closed = False
+        self.answers = 0
+        self.protocol: asyncio.Protocol | None = None
 
     def write(self, data: bytes) -> None:
-        pass
+        self.answers += data.startswith(b"HTTP/1.1 200 OK\r\n")
+
+    def set_protocol(self, protocol: asyncio.Protocol) -> None:
+        self.protocol = protocol
+
+    def close(self) -> None:
+        self.closed = True
 
     def pause_reading(self) -> None:
         pass
@@ -135,6 +146,69 @@ class _Client:
 
     async def write(self, data: bytes) -> None:
         self.got.append(data)
+
+    async def end(self) -> None:
+        pass
+
+
+class _Aiohttp(asyncio.Protocol):
+    """Takes a connection over and keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.got = b""
+
+    def data_received(self, data: bytes) -> None:
+        self.got += data
+
+
+_requests = st.lists(
+    st.one_of(
+        st.sampled_from([b"{}", b"", b"x" * 50]).map(
+            lambda b: b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(b), b)
+        ),
+        st.binary(max_size=40),
+        st.sampled_from(
+            [b"GET /health HTTP/1.1\r\n\r\n", b"POST /v1/c", b"\r\n", b"Content-Length: 3\r\n"]
+        ),
+    ),
+    max_size=5,
+)
+
+
+def bytes_of_a_client(parts: list[bytes], step: int, late: bool) -> None:
+    """Served on the short way or handed over, and no byte is lost on the way to aiohttp."""
+    data = b"".join(parts)
+
+    async def run() -> None:
+        bodies: list[bytes] = []
+        other = _Aiohttp()
+
+        async def serve(request: Request) -> None:
+            if late:
+                await asyncio.sleep(0)
+            try:
+                bodies.append(await request.body(100, 60.0))
+            except ClientError as error:
+                await request.answer(Answer(error.status, [], b""))
+                return
+            await request.answer(Answer(200, [], b"ok"))
+
+        listener = Listener(serve, lambda: other, longest_head=200, head_seconds=1.0)
+        front, transport = listener(), _Transport()
+        front.connection_made(transport)  # type: ignore[arg-type]
+        for i in range(0, len(data), step):
+            taken = transport.protocol or front
+            if not transport.closed:
+                taken.data_received(data[i : i + step])
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        front.connection_lost(None)
+        await asyncio.sleep(0)
+        assert transport.answers == len(bodies)
+        assert data.endswith(other.got)
+
+    asyncio.run(run())
 
 
 _heads = st.sampled_from(
@@ -289,6 +363,7 @@ PROPERTIES = (
         ),
     ),
     Property(prefill_answer, 6, (_answers,)),
+    Property(bytes_of_a_client, 4, (_requests, st.integers(1, 64), st.booleans())),
     Property(bytes_on_the_wire, 6, (_heads, _wire, st.integers(1, 64), st.booleans())),
     Property(
         authorization,
@@ -339,4 +414,6 @@ def _named(check: Callable[..., None], arguments: int) -> Callable[..., None]:
         return lambda a: check(a)
     if arguments == 2:
         return lambda a, b: check(a, b)
+    if arguments == 3:
+        return lambda a, b, c: check(a, b, c)
     return lambda a, b, c, d: check(a, b, c, d)

@@ -1,0 +1,204 @@
+"""The short way of completions, and the hand-over of every other connection to aiohttp."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.serving.mocks.worker import Plan
+from tests.serving.rig import Rig, rig, until
+
+BODY = json.dumps({"model": "m", "prompt": "hello", "max_tokens": 4}).encode()
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+REQUEST = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+@asynccontextmanager
+async def connected(r: Rig) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A raw connection to the router."""
+    host, port = r.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    """One answer: status, headers, body (its chunks undone)."""
+    async with asyncio.timeout(60):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        status, *lines = head.rstrip().split("\r\n")
+        headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+        if "content-length" in headers:
+            body = await reader.readexactly(int(headers["content-length"]))
+        else:
+            body = b""
+            while size := int(await reader.readuntil(b"\r\n"), 16):
+                body += (await reader.readexactly(size + 2))[:-2]
+            await reader.readexactly(2)
+        return int(status.split()[1]), headers, body
+
+
+@pytest.mark.parametrize("step", [1, 7, 100])
+async def test_request_in_pieces(step: int) -> None:
+    async with rig(1, 1) as r, connected(r) as (reader, writer):
+        for i in range(0, len(REQUEST), step):
+            writer.write(REQUEST[i : i + step])
+            await writer.drain()
+            await asyncio.sleep(0)
+        status, headers, body = await answer(reader)
+        assert status == 200
+        assert headers["content-type"] == "application/json"
+        assert "date" in headers
+        assert json.loads(body)["choices"]
+        assert r.router.metrics.requests.labels("/v1/completions", "ok")._value.get() == 1
+
+
+async def test_requests_ahead_of_their_turn_are_answered_in_order() -> None:
+    async with rig(1, 1) as r, connected(r) as (reader, writer):
+        prompts = [f"p{i}" for i in range(4)]
+        for prompt in prompts:
+            body = json.dumps({"prompt": prompt}).encode()
+            writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert [(await answer(reader))[0] for _ in prompts] == [200] * 4
+        assert [seen.body["prompt"] for seen in r.decode[0].seen] == prompts
+
+
+async def test_much_ahead_of_its_turn_waits_in_the_clients_socket() -> None:
+    async with rig(1, 1) as r, connected(r) as (reader, writer):
+        gate = asyncio.Event()
+        r.decode[0].plans.append(Plan(gate=gate))
+        writer.write(REQUEST)
+        await until(lambda: r.decode[0].active == 1)
+        body = json.dumps({"prompt": "y" * 4_000_000}).encode()
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        gate.set()
+        assert (await answer(reader))[0] == 200
+        assert (await answer(reader))[0] == 200
+        assert len(r.decode[0].seen[1].body["prompt"]) == 4_000_000
+
+
+async def test_stream_keeps_the_connection_for_the_next_request() -> None:
+    async with rig(1, 1) as r, connected(r) as (reader, writer):
+        body = json.dumps({"prompt": "x", "stream": True}).encode()
+        for _ in range(2):
+            writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            status, headers, raw = await answer(reader)
+            assert (status, headers["transfer-encoding"]) == (200, "chunked")
+            assert raw.endswith(b"data: [DONE]\n\n")
+
+
+async def test_connection_close_is_honoured() -> None:
+    async with rig(1, 1) as r, connected(r) as (reader, writer):
+        writer.write(REQUEST.replace(b"Host: x", b"Host: x\r\nConnection: close"))
+        status, headers, _ = await answer(reader)
+        assert (status, headers["connection"]) == (200, "close")
+        assert await reader.read() == b""
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY),
+        REQUEST.replace(b"HTTP/1.1", b"HTTP/1.0"),
+        REQUEST.replace(b"/v1/completions ", b"/v1/completions?x=1 "),
+        REQUEST.replace(b"/v1/completions ", b"/v1/%63ompletions "),
+        REQUEST.replace(b"Host: x", b"Host: x\r\nUpgrade: h2c\r\nConnection: upgrade"),
+    ],
+    ids=["chunked", "http10", "query", "escaped", "upgrade"],
+)
+async def test_other_forms_are_served_by_aiohttp(request_: bytes) -> None:
+    async with rig(1, 1) as r, connected(r) as (reader, writer):
+        writer.write(request_)
+        assert (await answer(reader))[0] == 200
+        assert r.decode[0].seen[0].body["prompt"] == "hello"
+
+
+async def test_expect_100_continue() -> None:
+    async with rig(1, 1) as r, connected(r) as (reader, writer):
+        writer.write(HEAD + b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n" % len(BODY))
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+        writer.write(BODY)
+        assert (await answer(reader))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"nonsense\r\n\r\n",
+        HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}    ",
+        HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        HEAD + b"Content-Length: +5\r\n\r\n{}   ",
+        HEAD + b"Bad Header : x\r\nContent-Length: 2\r\n\r\n{}",
+        HEAD + b"X: " + b"y" * 40_000 + b"\r\n\r\n",
+        HEAD + b"X: " + b"y" * 40_000,
+    ],
+)
+async def test_what_is_no_request_is_refused_and_closed(request_: bytes) -> None:
+    async with rig(1, 1) as r, connected(r) as (reader, writer):
+        writer.write(request_)
+        assert b" 400 " in await reader.readuntil(b"\r\n")
+        async with asyncio.timeout(10):
+            await reader.read()
+        assert not r.prefill[0].seen
+
+
+async def test_other_routes_and_completions_on_one_connection() -> None:
+    async with rig(1, 1) as r, connected(r) as (reader, writer):
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await answer(reader))[0] == 200
+        writer.write(REQUEST)
+        assert (await answer(reader))[0] == 200
+
+
+async def test_refusal_before_the_body_was_read_ends_the_connection() -> None:
+    async with rig(1, 1, api_key=("right",), max_body=1000) as r:
+        async with connected(r) as (reader, writer):
+            writer.write(REQUEST.replace(b"Host: x", b"Host: x\r\nX-Request-Id: mine"))
+            status, headers, body = await answer(reader)
+            assert (status, headers["connection"], headers["x-request-id"]) == (
+                401,
+                "close",
+                "mine",
+            )
+            assert json.loads(body)["error"]["type"] == "invalid_api_key"
+            assert await reader.read() == b""
+        async with connected(r) as (reader, writer):
+            head = HEAD + b"Authorization: Bearer right\r\nContent-Length: 2000\r\n\r\n"
+            writer.write(head)  # its body never comes: the length alone is enough
+            assert (await answer(reader))[0] == 413
+            assert await reader.read() == b""
+
+
+async def test_head_that_does_not_arrive_ends_the_connection() -> None:
+    async with rig(1, 1, body_timeout=0.1) as r, connected(r) as (reader, writer):
+        writer.write(HEAD)
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+
+
+async def test_slow_reader_gets_everything() -> None:
+    async with rig(1, 1) as r, connected(r) as (reader, writer):
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(1, 8, 4096)  # SOL_SOCKET, SO_RCVBUF
+        r.decode[0].plan = Plan(events=4_000)
+        body = json.dumps({"prompt": "x", "stream": True}).encode()
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        status, _, raw = await answer(reader)
+        assert (status, raw.count(b"data: ")) == (200, 4_001)
+
+
+async def test_idle_connections_do_not_keep_a_router_alive() -> None:
+    async with rig(1, 1) as r, connected(r) as (reader, writer):
+        writer.write(REQUEST)
+        assert (await answer(reader))[0] == 200
+        host, port = r.url.removeprefix("http://").split(":")
+        idle_reader, idle_writer = await asyncio.open_connection(host, int(port))
+    async with asyncio.timeout(10):
+        assert await idle_reader.read() == b""
+    idle_writer.close()
