@@ -18,12 +18,12 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from eldr.serving.config import ConfigError
+from eldr.serving.pd.options import read_file
 from eldr.serving.ray.config import RayConfig, read_config
 
 log = logging.getLogger("eldr.serving.ray")
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
-        config = load(args.config)
+        config = read_config(read_file(args.config))
     except ConfigError as error:
         print(f"eldr: {error}", file=sys.stderr)
         return 2
@@ -71,25 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def load(path: str) -> RayConfig:
-    """Reads a configuration file.
-
-    Raises:
-        ConfigError: unreadable, or a configuration that cannot be used.
-    """
-    decode = msgspec.json.decode if path.endswith(".json") else msgspec.yaml.decode
-    try:
-        values = decode(Path(path).read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected a table of options")
-    return read_config(values)
-
-
 def _reload(args: argparse.Namespace) -> None:
     try:
-        _deploy(load(args.config), args)
+        _deploy(read_config(read_file(args.config)), args)
     except (ConfigError, RuntimeError) as error:
         log.error("the application stays as it is: %s", error)
 

@@ -4,22 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from typing import Any
 
-from eldr.serving.ray.route import Headers, Leg
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """Status and headers (names in lower case) of an answer."""
-
-    status: int
-    headers: Headers
-
-    def header(self, name: str) -> str:
-        """A header's value, "" if it is not there."""
-        return next((value for key, value in self.headers if key == name), "")
+from eldr.serving.pd.route import Head, Leg
 
 
 class ApplicationError(RuntimeError):

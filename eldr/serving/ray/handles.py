@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from eldr.serving.http1 import UpstreamError
-from eldr.serving.ray.asgi import Head
-from eldr.serving.ray.route import Leg, Route
+from eldr.serving.pd.route import Head, Leg, Route
 from eldr.serving.upstream import Answer
 
 

@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
-import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
 from itertools import islice
 from typing import Any
 
 import orjson
 
-from eldr.serving.bodies import parse
-from eldr.serving.call import FORWARDED
-from eldr.serving.errors import ClientError, error_body
+from eldr.serving.errors import ClientError
 from eldr.serving.http1 import UpstreamError
+from eldr.serving.pd.decider import Decider, registered
+from eldr.serving.pd.legs import Legs
+from eldr.serving.pd.route import Headers, Leg
+from eldr.serving.pd.surface import COMPLETIONS, JSON, Surface, refuse
 from eldr.serving.ray.config import RayConfig
-from eldr.serving.ray.decider import Decider, registered
 from eldr.serving.ray.handles import Handles
-from eldr.serving.ray.legs import Call, Legs
 from eldr.serving.ray.metrics import ProxyMetrics
-from eldr.serving.ray.route import Headers, Leg
-from eldr.serving.security import refuse_media_urls
-
-log = logging.getLogger(__name__)
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
 Receive = Callable[[], Awaitable[Message]]
 
-CHAT = "/v1/chat/completions"
-_COMPLETIONS = frozenset({"/v1/completions", CHAT})
 _PREFILL = "/eldr/prefill"  # + path: a request to any prefill replica, as it is
 _EVERY = "/eldr/every/"  # + pool + path: a request without body to all replicas of a pool
-_JSON: Headers = [("content-type", "application/json")]
-_FORWARDED = frozenset(name.lower() for name in FORWARDED)
 
 
 class _Client:
@@ -67,9 +56,10 @@ class PDProxy:
     def __init__(self, config: RayConfig, prefill: Any, decode: Any) -> None:
         self._config = config
         self._prefill, self._decode = prefill, decode
-        self._metrics = ProxyMetrics()
+        metrics = ProxyMetrics()
         self._handles = Handles(prefill, decode)
-        self._legs = Legs(self._handles, config, self._metrics)
+        legs = Legs(self._handles, config.requests, metrics.retried)
+        self._surface = Surface(legs, config.requests, metrics.ended)
 
     def __serve_build_asgi_app__(self) -> Any:
         """Serve asks for the application after the constructor."""
@@ -90,54 +80,19 @@ class PDProxy:
         headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
         method, path = scope["method"], scope["path"].removeprefix(scope.get("root_path", ""))
         try:
-            if method == "POST" and path in _COMPLETIONS:
-                await self._complete(path, headers, receive, client)
+            if method == "POST" and path in COMPLETIONS:
+                await self._surface.complete(path, headers, lambda: self._body(receive), client)
             elif path == "/health":
-                await client.whole(200, _JSON, b'{"status":"ok"}')
+                await client.whole(200, JSON, b'{"status":"ok"}')
             elif path == "/v1/models":
                 await self._on_prefill(Leg("GET", path), client)
             elif self._config.operator and path.startswith("/eldr/"):
                 await self._operator(method, path, headers, receive, client)
             else:
                 raise ClientError(404, "not_found", f"no route {method} {path}")
-        except ClientError as error:
-            await client.whole(error.status, _JSON, error.body)
-        except UpstreamError as error:
-            body = error_body(f"no replica answered: {error}", "no_worker", 503)
-            await client.whole(503, _JSON, body)
+        except (ClientError, UpstreamError) as error:
+            await refuse(client, error)
         await client.end()
-
-    async def _complete(
-        self, path: str, headers: dict[str, str], receive: Receive, client: _Client
-    ) -> None:
-        outcome = "cancelled"
-        try:
-            body = parse(await self._body(receive), chat=path == CHAT)
-            refuse_media_urls(body)
-            request_id = headers.get("x-request-id") or uuid.uuid4().hex
-            passed = [(k, v) for k, v in headers.items() if k in _FORWARDED]
-            passed += [("x-request-id", request_id), *_JSON]
-            call = Call(path, body, request_id, passed, headers.get("x-session-id"))
-            async with asyncio.timeout(self._config.request_timeout):
-                status = await self._legs.serve(call, client)
-            outcome = "broken_stream" if call.broken else _outcome(status)
-        except ClientError as error:
-            outcome = _outcome(error.status)
-            raise
-        except TimeoutError as error:
-            outcome = "worker_error"
-            if client.started:
-                raise
-            text = f"the request took longer than {self._config.request_timeout:g} s"
-            raise ClientError(504, "request_timeout", text) from error
-        except Exception as error:
-            outcome = "router_error"
-            log.exception("a request failed inside the proxy")
-            if client.started:
-                raise
-            raise ClientError(500, "router_error", "internal router error") from error
-        finally:
-            self._metrics.ended(outcome)
 
     async def _body(self, receive: Receive) -> bytes:
         parts, size = [], 0
@@ -147,9 +102,8 @@ class PDProxy:
                 raise ClientError(400, "client_gone", "the client left before its body was here")
             parts.append(message.get("body", b""))
             size += len(parts[-1])
-            if size > self._config.max_body:
-                text = f"the body exceeds {self._config.max_body} bytes"
-                raise ClientError(413, "request_too_large", text)
+            if size > self._config.requests.max_body:
+                raise self._surface.too_large()
             if not message.get("more_body", False):
                 return b"".join(parts)
 
@@ -170,11 +124,11 @@ class PDProxy:
             asked = handle.broadcast("ask", Leg(method, f"/{inner}"))
             answers = await asked.results_async(return_exceptions=True)
             rows = [x if isinstance(x, dict) else {"error": str(x)} for x in answers]
-            await client.whole(200, _JSON, orjson.dumps(rows))
+            await client.whole(200, JSON, orjson.dumps(rows))
         elif (method, path) == ("GET", "/eldr/decisions"):
-            await client.whole(200, _JSON, orjson.dumps(self._describe_decisions()))
+            await client.whole(200, JSON, orjson.dumps(self._describe_decisions()))
         elif (method, path) == ("GET", "/eldr/workers"):
-            await client.whole(200, _JSON, orjson.dumps({"decode": self._decider().fleet.status()}))
+            await client.whole(200, JSON, orjson.dumps({"decode": self._decider().fleet.status()}))
         else:
             raise ClientError(404, "not_found", f"no route {method} {path}")
 
@@ -194,9 +148,3 @@ class PDProxy:
         status, raw = found.status, found.raw_headers
         kept = [(k.decode(), v.decode()) for k, v in raw if k.lower() == b"content-type"]
         await client.whole(status, kept, found.body)
-
-
-def _outcome(status: int) -> str:
-    if status < 400:
-        return "ok"
-    return "client_error" if status < 500 else "worker_error"

@@ -12,10 +12,10 @@ from typing import Any
 import orjson
 
 from eldr.geometry import Geometry
-from eldr.serving.ray.asgi import Head, exchange
-from eldr.serving.ray.decider import measured
+from eldr.serving.pd.decider import measured
+from eldr.serving.pd.route import REPLICA_HEADER, Head, Headers, Leg
+from eldr.serving.ray.asgi import exchange
 from eldr.serving.ray.metrics import DecodeMetrics
-from eldr.serving.ray.route import REPLICA_HEADER, Headers, Leg
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from eldr.serving.ray.decider import Decider, Replica, RoutingOptions, register
+from eldr.serving.pd.decider import Decider, Replica, register
+from eldr.serving.pd.options import RoutingOptions
+from eldr.serving.pd.route import Route
 from eldr.serving.ray.metrics import ProxyMetrics
 from eldr.serving.ray.replica import geometry_of
-from eldr.serving.ray.route import Route
 
 
 class EldrRequestRouter(RequestRouter):  # type: ignore[misc]

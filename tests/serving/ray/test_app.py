@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.serving.pd.test_decider import partition
 from tests.serving.ray.cluster import cluster, until
 from tests.serving.ray.engine import TOPICS, text_of
-from tests.serving.ray.test_decider import partition
 
 pytest.importorskip("ray", reason="Ray is not installed (extra eldr[ray])")
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
@@ -27,7 +27,7 @@ def config(path: Path, **decode) -> dict:
         "proxy": {"actor": NO_CPU, "replicas": 2},
         "routing": {"policy": "locality_band", "partition": str(path), "tau": 0.1},
         "measure_interval": 0.2,
-        "worker_headers": True,
+        "requests": {"worker_headers": True},
         "operator": True,
     }
 

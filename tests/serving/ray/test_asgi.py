@@ -5,8 +5,8 @@ from contextlib import aclosing
 
 import pytest
 
-from eldr.serving.ray.asgi import ApplicationError, Head, exchange
-from eldr.serving.ray.route import Leg
+from eldr.serving.pd.route import Head, Leg
+from eldr.serving.ray.asgi import ApplicationError, exchange
 
 LEG = Leg("POST", "/v1/completions?x=1", [("content-type", "application/json")], b"{}")
 START = {"type": "http.response.start", "status": 200, "headers": [(b"X-A", b"1")]}

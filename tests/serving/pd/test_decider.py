@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from eldr.routing.partition import Partition
-from eldr.serving.ray.decider import Decider, Replica, RoutingOptions, bind, measured
-from eldr.serving.ray.route import Route
+from eldr.serving.pd.decider import Decider, Replica, bind, measured
+from eldr.serving.pd.options import RoutingOptions
+from eldr.serving.pd.route import Route
 from eldr.signature import Signature, encode
 from tests.serving.ray.engine import GEOMETRY, TOPICS, counts
 
@@ -26,7 +27,7 @@ def partition(workers: int = TOPICS) -> Partition:
 def locality(tmp_path: Path) -> RoutingOptions:
     path = tmp_path / "partition.safetensors"
     partition().save(path)
-    return RoutingOptions("locality_band", str(path), tau=0.1)
+    return RoutingOptions(policy="locality_band", partition=str(path), tau=0.1)
 
 
 def route(topic: int, request_id: str = "r") -> Route:
@@ -158,7 +159,7 @@ def sample(topic: int, number: int = 1) -> dict:
 
 def test_measured_use_shows_the_requests_of_another_proxy() -> None:
     """Another proxy sent topic 1 to `a` and topic 0 to `b`; this one never sent anything."""
-    decider = Decider(RoutingOptions("marginal_cost", trust=1.0))
+    decider = Decider(RoutingOptions(policy="marginal_cost", trust=1.0))
     told = [Replica("a", 0, GEOMETRY, sample(1)), Replica("b", 1, GEOMETRY, sample(0))]
     decider.members(told)
     assert [chosen(decider, topic) for topic in (0, 1)] == ["b", "a"]

@@ -1,4 +1,4 @@
-"""What travels with a request through a Serve handle, and what stays in the proxy's process."""
+"""One request on its way to a decode worker: what is decided on, and the reservation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from eldr.routing.decision import Decision
 
 Headers = list[tuple[str, str]]
-REPLICA_HEADER = "x-eldr-replica"  # by which a replica names itself to the proxy
+REPLICA_HEADER = "x-eldr-replica"  # by which a prefill worker names itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,24 @@ class Leg:
     body: bytes = b""
 
 
-class Route:
-    """A request on its way to a decode replica: what the router decides on, and its reservation.
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Status and headers (names in lower case) of an answer."""
 
-    It is the first argument of the handle call, where the request router reads it in the proxy's
-    own process. Pickled, only the request's id is left: neither the signature nor the reservation
-    reaches the replica.
+    status: int
+    headers: Headers
+
+    def header(self, name: str) -> str:
+        """A header's value, "" if it is not there."""
+        return next((value for key, value in self.headers if key == name), "")
+
+
+class Route:
+    """A request on its way to a decode worker: what the router decides on, and its reservation.
+
+    Under Ray Serve it is the first argument of the handle call, where the request router reads it
+    in the proxy's own process. Pickled, only the request's id is left: neither the signature nor
+    the reservation reaches the replica.
 
     Attributes:
         request_id: the client's, or ours.

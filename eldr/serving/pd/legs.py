@@ -1,4 +1,4 @@
-"""The two legs of a request through Serve handles: prefill first, then ELDR's decode replica.
+"""The two legs of a request over pools: prefill first, then the decode worker that ELDR chose.
 
 The rules are those of `eldr.serving.legs`: until the first byte every failure is repeated
 elsewhere, with a new prefill once a decode replica may have taken the KV; after it, a broken stream
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,10 +25,8 @@ from eldr.serving.answers import (
 from eldr.serving.bodies import SEVERAL_CHOICES, Body, unsplittable
 from eldr.serving.errors import ClientError, error_event
 from eldr.serving.http1 import UpstreamError
-from eldr.serving.ray.asgi import Head
-from eldr.serving.ray.config import RayConfig
-from eldr.serving.ray.metrics import ProxyMetrics
-from eldr.serving.ray.route import REPLICA_HEADER, Headers, Leg, Route
+from eldr.serving.pd.options import RequestOptions
+from eldr.serving.pd.route import REPLICA_HEADER, Head, Headers, Leg, Route
 from eldr.serving.retry import RetryBudget, RetryRules, Tries
 from eldr.serving.upstream import Answer
 
@@ -43,7 +41,7 @@ Failure = UpstreamError | Answer
 
 
 class Pools(Protocol):
-    """What the legs need of the two pools; see `handles.Handles`."""
+    """What the legs need of the two pools: see `ray.handles` and `llmd.gateway`."""
 
     async def prefill(self, request_id: str, leg: Leg) -> Answer:
         """One request on a prefill replica."""
@@ -54,6 +52,10 @@ class Pools(Protocol):
 
 class Client(Protocol):
     """Where the answer goes."""
+
+    @property
+    def started(self) -> bool:
+        """Whether it has a status."""
 
     async def start(self, status: int, headers: Headers) -> None:
         """The head, once."""
@@ -90,11 +92,15 @@ class Call:
 class Legs:
     """Runs requests through both pools."""
 
-    def __init__(self, pools: Pools, config: RayConfig, metrics: ProxyMetrics) -> None:
+    def __init__(
+        self, pools: Pools, options: RequestOptions, on_retry: Callable[[str], None]
+    ) -> None:
         self._pools = pools
-        self._config = config
-        self._metrics = metrics
-        self._budget = RetryBudget(RetryRules(attempts=config.attempts, budget=config.retry_budget))
+        self._options = options
+        self._on_retry = on_retry
+        self._budget = RetryBudget(
+            RetryRules(attempts=options.attempts, budget=options.retry_budget)
+        )
         self._releases: set[asyncio.Task[None]] = set()
 
     async def serve(self, call: Call, client: Client) -> int:
@@ -117,10 +123,10 @@ class Legs:
         Raises:
             ClientError: the configuration wants such requests to fail.
         """
-        reason, config = unsplittable(body), self._config
+        reason, options = unsplittable(body), self._options
         if reason is None:
             return False
-        choice = config.several_choices if reason == SEVERAL_CHOICES else config.unsplittable
+        choice = options.several_choices if reason == SEVERAL_CHOICES else options.unsplittable
         if choice == "fail":
             text = f"prefill and decode run apart here, so {reason} is not served"
             raise ClientError(400, "not_supported", text)
@@ -130,10 +136,10 @@ class Legs:
         """The prefill leg and who did it; an `Answer` is a refusal that the client should see."""
         leg = call.leg(call.body.prefill())
         last: Failure | None = None
-        tries = Tries(self._config.attempts, 0)
+        tries = Tries(self._options.attempts, 0)
         while await self._may_try("prefill", tries, last):
             try:
-                async with asyncio.timeout(self._config.first_byte_timeout):
+                async with asyncio.timeout(self._options.first_byte_timeout):
                     found = await self._pools.prefill(call.request_id, leg)
                 if found.status == 200:
                     replica = (found.header(REPLICA_HEADER.encode()) or b"").decode()
@@ -155,7 +161,7 @@ class Legs:
         """The decode leg, from the choice of the replica to the client's last byte."""
         route = Route(call.request_id, session=call.session)
         last: Failure | None = None
-        sent, tries = False, Tries(self._config.attempts, 0)
+        sent, tries = False, Tries(self._options.attempts, 0)
         try:
             while await self._may_try("decode", tries, last):
                 if sent and prefilled.kv is not None:
@@ -190,11 +196,11 @@ class Legs:
         leg = call.leg(call.body.decode(prefilled.kv))
         try:
             async with aclosing(self._pools.decode(route, leg)) as pieces:
-                head = await self._next(pieces, self._config.first_byte_timeout)
+                head = await self._next(pieces, self._options.first_byte_timeout)
                 assert isinstance(head, Head)
                 streams = head.header("content-type").startswith("text/event-stream")
                 if head.status == 200 and call.body.stream and streams:
-                    first = await self._next(pieces, self._config.first_byte_timeout)
+                    first = await self._next(pieces, self._options.first_byte_timeout)
                     assert isinstance(first, bytes)
                     if first.startswith(_ERROR_EVENT):
                         return UpstreamError("reset", True, f"first event: {first[:300]!r}")
@@ -231,7 +237,7 @@ class Legs:
                 assert isinstance(piece, bytes)
                 await client.write(piece)
                 last = (last + piece)[-32:]
-                piece = await self._next(pieces, self._config.idle_timeout)
+                piece = await self._next(pieces, self._options.idle_timeout)
         except UpstreamError as error:
             if last.rstrip().endswith(b"[DONE]"):
                 return
@@ -251,7 +257,7 @@ class Legs:
             raise UpstreamError("reset", True, "the stream ended without its end mark") from error
 
     def _names(self, route: Route) -> Headers:
-        if not self._config.worker_headers or route.decision is None:
+        if not self._options.worker_headers or route.decision is None:
             return []
         return [
             ("x-eldr-prefill-worker", route.prefill),
@@ -267,7 +273,7 @@ class Legs:
             return True
         if not self._budget.spend():
             return False
-        self._metrics.retried(leg)
+        self._on_retry(leg)
         await asyncio.sleep(self._budget.pause(tries.retries - 1))
         return True
 

@@ -1,7 +1,4 @@
-"""The decision among decode replicas: one fleet per proxy process, fed by what Serve tells it.
-
-No Ray in here: replicas are names with facts.
-"""
+"""The decision among decode workers that are only names with facts: one fleet per process."""
 
 from __future__ import annotations
 
@@ -26,7 +23,8 @@ from eldr.routing.request import Reason, RouteRequest
 from eldr.routing.step_fit import StepSample
 from eldr.routing.worker import Worker
 from eldr.serving.decisions import DecisionBuffer, Record
-from eldr.serving.ray.route import Route
+from eldr.serving.pd.options import RoutingOptions
+from eldr.serving.pd.route import Route
 from eldr.signature import Signature, SignatureError, decode
 
 log = logging.getLogger(__name__)
@@ -35,36 +33,12 @@ _SHARE = 255.0  # measured shares travel as bytes
 
 
 @dataclass(frozen=True, slots=True)
-class RoutingOptions:
-    """How decode replicas are chosen.
-
-    Attributes:
-        policy: name of an `eldr.routing` policy.
-        partition: fitted partition file, for policies that need one; on every proxy's machine.
-        tau: width of the locality band.
-        min_coverage: signatures that cover a smaller share of the prompt are not used.
-        trust: in [0, 1], how far measured expert use corrects this proxy's own view; above 0 it
-            shows the requests of other proxies.
-        seed: of the policies' draws.
-        decisions: how many of the last decisions are kept.
-    """
-
-    policy: str = "marginal_cost"
-    partition: str = ""
-    tau: float = 0.1
-    min_coverage: float = 0.5
-    trust: float = 0.5
-    seed: int = 0
-    decisions: int = 1000
-
-
-@dataclass(frozen=True, slots=True)
 class Replica:
-    """What Serve knows of a decode replica.
+    """What is known of a decode worker.
 
     Attributes:
         name: unique, and never used again.
-        rank: Serve's rank: dense, and passed on to the replica that replaces a dead one.
+        rank: which centroid is its own: dense, and passed on to whoever replaces a dead one.
         geometry: of its model, None if its engine is not patched.
         sample: what it measured last (`measured` makes it), empty before that.
     """

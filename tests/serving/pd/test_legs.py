@@ -10,10 +10,10 @@ import pytest
 from eldr.serving.bodies import parse
 from eldr.serving.errors import ClientError
 from eldr.serving.http1 import UpstreamError
-from eldr.serving.ray.asgi import Head
-from eldr.serving.ray.config import RayConfig
-from eldr.serving.ray.decider import Decider, Replica, RoutingOptions
-from eldr.serving.ray.legs import Call, Legs
+from eldr.serving.pd.decider import Decider, Replica
+from eldr.serving.pd.legs import Call, Legs
+from eldr.serving.pd.options import RequestOptions, RoutingOptions
+from eldr.serving.pd.route import Head
 from eldr.serving.upstream import Answer
 from tests.serving.ray.engine import GEOMETRY
 
@@ -22,16 +22,6 @@ EVENTS = [("content-type", "text/event-stream")]
 LOST = UpstreamError("reset", True, "the actor died")
 DONE = b"data: [DONE]\n\n"
 HANG = object()
-
-
-class Metrics:
-    """Counts retries; everything else that the legs do is seen at the client."""
-
-    def __init__(self) -> None:
-        self.retries: list[str] = []
-
-    def retried(self, leg: str) -> None:
-        self.retries.append(leg)
 
 
 @dataclass
@@ -44,7 +34,7 @@ class Pools:
     seen: list = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.decider = Decider(RoutingOptions("least_requests"))
+        self.decider = Decider(RoutingOptions(policy="least_requests"))
         self.decider.members([Replica(n, i, GEOMETRY) for i, n in enumerate("abc")])
 
     async def prefill(self, request_id, leg):
@@ -76,6 +66,7 @@ class Pools:
 class Client:
     def __init__(self) -> None:
         self.status, self.headers, self.body = 0, {}, b""
+        self.started = False
 
     async def start(self, status, headers) -> None:
         assert not self.status
@@ -90,18 +81,18 @@ def call(**fields) -> Call:
     return Call("/v1/completions", parse(raw, chat=False), "r", JSON)
 
 
-def legs(pools: Pools, **options) -> tuple[Legs, Metrics]:
-    metrics = Metrics()
-    return Legs(pools, RayConfig(engine={"model": "m"}, **options), metrics), metrics
+def legs(pools: Pools, **options) -> tuple[Legs, list[str]]:
+    retries: list[str] = []
+    return Legs(pools, RequestOptions(**options), retries.append), retries
 
 
 async def run(pools: Pools, *, options: dict | None = None, **fields):
-    the, metrics = legs(pools, **(options or {}))
+    the, retries = legs(pools, **(options or {}))
     client, one = Client(), call(**fields)
     await the.serve(one, client)
     assert pools.decider.fleet.running == 0
     pools.decider.fleet.check_integrity()
-    return client, one, metrics
+    return client, one, retries
 
 
 def ok(text: bytes = b"{}") -> list:
@@ -131,12 +122,12 @@ async def test_plain_and_streamed_answers_pass_unchanged() -> None:
 )
 async def test_until_the_first_byte_another_replica_serves_with_a_new_prefill(failure) -> None:
     pools = Pools(decodes=deque([failure, [Head(200, EVENTS), b"data: 1\n\n", DONE]]))
-    client, _, metrics = await run(pools, stream=True)
+    client, _, retries = await run(pools, stream=True)
     assert client.body == b"data: 1\n\n" + DONE
     (first, kv), (second, new_kv) = pools.seen
     assert first != second
     assert (kv, new_kv) == (1, 2)  # the first replica may have taken the first KV
-    assert metrics.retries == ["decode"]
+    assert retries == ["decode"]
 
 
 async def test_what_never_left_keeps_its_kv() -> None:
@@ -167,8 +158,8 @@ async def test_a_stream_without_end_mark_is_broken_and_one_that_dies_after_it_is
 
 async def test_refusals_reach_the_client_as_they_are() -> None:
     pools = Pools(decodes=deque([[Head(400, JSON), b"bad"]]))
-    client, _, metrics = await run(pools)
-    assert (client.status, client.body, metrics.retries) == (400, b"bad", [])
+    client, _, retries = await run(pools)
+    assert (client.status, client.body, retries) == (400, b"bad", [])
     pools = Pools(prefills=deque([Answer(404, [], b"no model")]))
     client, _, _ = await run(pools)
     assert (client.status, client.body) == (404, b"no model")
@@ -177,9 +168,9 @@ async def test_refusals_reach_the_client_as_they_are() -> None:
 async def test_prefill_failures_are_repeated() -> None:
     pools = Pools(prefills=deque([LOST, Answer(503, [], b""), Answer(200, [], b"{")]))
     pools.decodes.append(ok())
-    client, _, metrics = await run(pools)
+    client, _, retries = await run(pools)
     assert client.status == 200
-    assert metrics.retries == ["prefill"] * 3
+    assert retries == ["prefill"] * 3
 
 
 async def test_attempts_end_and_the_last_words_are_told() -> None:
