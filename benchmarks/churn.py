@@ -3,7 +3,8 @@
     python -m benchmarks.churn --requests 2000 --seed 0 --json
 
 One engine per process and case: six model families, both model runners, several block sizes,
-chunk sizes and pool sizes, with and without a connector that brings evicted blocks back. Every
+chunk sizes and pool sizes, with and without a connector that brings evicted blocks back, ids copied
+inside the forward (V2, as beside CUDA graphs) and referred to (V1, as on a CPU). Every
 signature is compared with an independent log of routed ids per KV slot (and, on runner V2, with
 vLLM's own routed-experts output); every output with the same traffic when ELDR is off.
 Exit code 1 if anything differs. Needs the patched vLLM; no GPU: runner V2 is interpreted.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import json
 import os
 import shlex
@@ -32,6 +34,8 @@ from eldr.engine.testing.churn import Case
 # borders; pools that hold little more than the longest request.
 _SHAPES = ((32, 200, 18), (32, 72, 30), (64, 256, 12), (96, 100, 10), (128, 150, 8), (256, 300, 6))
 _TIMEOUT_S = 3600
+ROOT = Path(__file__).resolve().parent.parent
+_SOURCES = (("eldr/engine", "*.py"), ("patches", "*.patch"))
 
 
 def cases(requests: int, seed: int) -> Iterator[Case]:
@@ -42,10 +46,13 @@ def cases(requests: int, seed: int) -> Iterator[Case]:
     for index, ((family, runner), weight) in enumerate(zip(plain, weights, strict=True)):
         block_size, chunk, blocks = _SHAPES[index % len(_SHAPES)]
         share = max(1, shared * weight // sum(weights))
-        yield Case(family, runner, share, seed + index, block_size, chunk, blocks)
-    rest = max(1, (requests - shared) // 2)
-    for index, store in enumerate((False, True)):
-        yield Case("qwen3_moe", "v1", rest, seed + 100 + index, connector=True, store=store)
+        copies = runner == "v2"
+        yield Case(family, runner, share, seed + index, block_size, chunk, blocks, copies=copies)
+    rest, seed = max(1, (requests - shared) // 10), seed + 100
+    yield Case("qwen3_moe", "v1", 3 * rest, seed, connector=True)
+    yield Case("qwen3_moe", "v1", 3 * rest, seed + 1, connector=True, store=True)
+    yield Case("mixtral", "v2", rest, seed + 2, connector=True, store=True, copies=True)
+    yield Case("qwen3_moe", "v1", 3 * rest, seed + 3, speculate=3)
 
 
 def run(case: Case) -> dict:
@@ -81,11 +88,21 @@ def summary(results: list[dict]) -> dict[str, object]:
     }
 
 
+def code() -> str:
+    """Digest of the sources that a result depends on: results of others are not gone on from."""
+    found = hashlib.sha256()
+    for folder, kind in _SOURCES:
+        for path in sorted(p for p in (ROOT / folder).rglob(kind) if p.is_file()):
+            found.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
 def conditions() -> dict[str, object]:
     """How these figures came about."""
     return {
         "command": shlex.join(["python", "-m", "benchmarks.churn", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
+        "code": code(),
         "machine": {"cpu": cpu_model(), "cores": os.cpu_count()},
     }
 
@@ -98,7 +115,10 @@ def _known(out: Path | None, chosen: list[Case]) -> list[dict]:
     """Results of these cases that an earlier, interrupted run left in `out`."""
     if out is None or not out.exists():
         return []
-    engines = json.loads(out.read_text())["engines"]
+    found = json.loads(out.read_text())
+    if found["conditions"].get("code") != code():
+        return []
+    engines = found["engines"]
     return [found for found in engines if any(_same(case, found) for case in chosen)]
 
 

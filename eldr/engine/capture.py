@@ -1,4 +1,4 @@
-"""The engine's own top-k ids of every MoE layer, captured on the device inside the forward."""
+"""The engine's own top-k ids of every MoE layer, captured inside the forward."""
 
 from __future__ import annotations
 
@@ -19,40 +19,61 @@ from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 
 from eldr import tracing
 from eldr.engine.config import EngineConfigError
+from eldr.engine.fault import contained, nothing
+from eldr.engine.ids import CopiedIds, LayerIds, ReferredIds, StepIds
 from eldr.geometry import Geometry
 
 CaptureFn = Callable[[torch.Tensor], None]
 
 
 class ExpertCapture(RoutedExpertsCapturer):  # type: ignore[misc]  # vLLM is not typed
-    """Ids of the current step, int32 [max tokens, L, K], row = token of the step.
+    """Ids of the current step, of the MoE layers in their order, row = token of the step.
 
-    Only MoE layers have a place: `capture` maps vLLM's layer number to it. vLLM's capturer
-    sorts out which rows are this rank's under data, expert and sequence parallelism. The copy
-    into `device_buffer` is recorded in CUDA graphs; rows past the step's tokens are stale.
+    With data parallelism a router's rows may be others than this rank's tokens: vLLM's capturer
+    sorts that out and writes to `device_buffer`. Copies are recorded in CUDA graphs; rows past
+    the step's tokens are stale.
     """
 
-    def __init__(self, vllm_config: Any, layer_ids: list[int], device: torch.device) -> None:
-        model = vllm_config.model_config
+    def __init__(self, vllm_config: Any, layers: int, device: torch.device) -> None:
+        model, parallel = vllm_config.model_config, vllm_config.parallel_config
+        self.failed = False
+        self.device = device
         self.geometry = Geometry(
-            len(layer_ids), int(model.get_num_experts()), int(model.get_num_experts_per_tok())
+            layers, int(model.get_num_experts()), int(model.get_num_experts_per_tok())
         )
-        self._place = {layer: place for place, layer in enumerate(layer_ids)}
-        tokens = _rows(vllm_config)
-        self.shape_per_token = (self.geometry.layers, self.geometry.top_k)
-        self.device_buffer = torch.zeros(
-            (tokens, *self.shape_per_token), dtype=torch.int32, device=device
-        )
-        self.dp_rank = vllm_config.parallel_config.data_parallel_rank
-        self.tp_size = vllm_config.parallel_config.tensor_parallel_size
+        self._alone = parallel.data_parallel_size == 1
+        self.ids: StepIds
+        if self._alone and refers(device):
+            self.ids = ReferredIds(layers)
+        else:
+            top_k, experts = self.geometry.top_k, self.geometry.experts
+            self.ids = CopiedIds(_rows(vllm_config), layers, top_k, experts, device)
+            self.device_buffer = self.ids.buffer
+        self.dp_rank = parallel.data_parallel_rank
+        self.tp_size = parallel.tensor_parallel_size
 
-    def capture(self, layer_id: int, topk_ids: torch.Tensor) -> None:
-        """Stores one layer's ids [tokens, K]; called by the layer's router."""
+    def callback(self, place: int) -> CaptureFn:
+        """What the router of the MoE layer with this place calls with its ids [tokens, K]."""
+        if isinstance(self.ids, ReferredIds) and not tracing.ON:
+            return partial(self.ids.step.__setitem__, place)  # no Python, nothing that can fail
+        return partial(self.capture, place)
+
+    @contained(nothing)
+    def capture(self, place: int, topk_ids: torch.Tensor) -> None:
+        """Takes one layer's ids, of any integer dtype."""
         if tracing.ON:
-            tracing.push(tracing.CAPTURE, layer_id)
-        super().capture(self._place[layer_id], topk_ids)
+            tracing.push(tracing.CAPTURE, place)
+        if self._alone:
+            self.ids.store(place, topk_ids)
+        else:
+            super().capture(place, topk_ids)
         if tracing.ON:
             tracing.pop()
+
+
+def refers(device: torch.device) -> bool:
+    """Whether the routers' tensors themselves may be kept."""
+    return device.type == "cpu"
 
 
 def _rows(vllm_config: Any) -> int:
@@ -81,9 +102,9 @@ def bind(model: torch.nn.Module, vllm_config: Any, device: torch.device) -> Expe
             'experts that vLLM shows; remove "eldr" from additional_config'
         )
     layers = sorted({source.layer for source in sources})
-    capture = ExpertCapture(vllm_config, layers, device)
+    capture = ExpertCapture(vllm_config, len(layers), device)
     for source in sources:
-        source.bind(partial(capture.capture, source.layer))
+        source.bind(capture.callback(layers.index(source.layer)))
     return capture
 
 
@@ -145,6 +166,6 @@ def _beside(bound: CaptureFn | None, ours: CaptureFn) -> CaptureFn:
     """`ours` after the callback that another user bound; one of ours bound earlier goes."""
     theirs = bound.theirs if isinstance(bound, _Chain) else bound
     owner = getattr(getattr(theirs, "func", None), "__self__", None)
-    if theirs is None or isinstance(owner, ExpertCapture):
+    if theirs is None or isinstance(owner, ExpertCapture | LayerIds):
         return ours
     return _Chain(theirs, ours)

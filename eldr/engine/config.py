@@ -25,11 +25,14 @@ class EngineConfig:
         host_store_blocks: KV blocks whose rows are kept in host memory, for prefixes that a
             connector brings back; 0 = none. A row takes L x E bytes (twice that above block
             size 255).
+        window_steps: decode steps after which the window of `GET /eldr/decode?window=true`
+            moves on; it spans the last one to two times that.
     """
 
     role: str
     admin: bool = False
     host_store_blocks: int = 0
+    window_steps: int = 1000
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -43,12 +46,13 @@ class EngineConfig:
                 f'additional_config["eldr"]: admin must be true or false, got {self.admin!r}'
             )
 
-        blocks = self.host_store_blocks
-        if not isinstance(blocks, int) or isinstance(blocks, bool) or blocks < 0:
-            raise EngineConfigError(
-                f'additional_config["eldr"]: host_store_blocks must be an integer >= 0, '
-                f"got {blocks!r}"
-            )
+        for name, least in (("host_store_blocks", 0), ("window_steps", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise EngineConfigError(
+                    f'additional_config["eldr"]: {name} must be an integer >= {least}, '
+                    f"got {value!r}"
+                )
 
     @property
     def signatures(self) -> bool:
@@ -95,6 +99,7 @@ def check(vllm_config: Any) -> None:
     """
     read(vllm_config.additional_config)
     _check_parallel(vllm_config.parallel_config)
+    _check_compiled(vllm_config)
     model = vllm_config.model_config
     if model is None or model.runner_type == "draft" or not model.hf_config.architectures:
         return
@@ -133,3 +138,13 @@ def _check_parallel(parallel: Any) -> None:
     for what, (found, remedy) in refused.items():
         if found:
             raise EngineConfigError(f"ELDR does not support {what}; use {remedy}")
+
+
+def _check_compiled(vllm_config: Any) -> None:
+    """Beside an accelerator the MoE layer is opaque to torch.compile; on a CPU it is not."""
+    compiled = bool(vllm_config.compilation_config.mode)
+    if compiled and vllm_config.device_config.device_type == "cpu":
+        raise EngineConfigError(
+            "ELDR cannot see routing that torch.compile traced, as vLLM does on a CPU; "
+            "use --enforce-eager"
+        )

@@ -1,4 +1,8 @@
-"""A fault of ours must not take the engine down: it switches ELDR off in this process, loudly."""
+"""A fault of ours must not take the engine down: it switches ELDR off, loudly.
+
+Each side tells the other: the scheduler's hook with every later step, the worker's capture and
+pending steps through the hook that owns them. `eldr_failed` of the metrics is 1 then.
+"""
 
 from __future__ import annotations
 

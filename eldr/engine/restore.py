@@ -24,7 +24,7 @@ class StorePlanner:
         self._index = StoreIndex(slots)
         self._size = block_size
         self._uncovered = uncovered
-        self._restores: list[Move] = []
+        self._restores: dict[int, int] = {}  # by block: the latest load of a block counts
         self._saving: dict[int, list[tuple[Hashable, int]]] = {}
         self._warned = False
 
@@ -39,13 +39,14 @@ class StorePlanner:
         for index in range(-(-start // self._size), min(stop // self._size, len(hashes))):
             slot = self._index.find(hashes[index])
             if slot is not None:
-                self._restores.append((slot, table[index]))
+                self._restores[table[index]] = slot
                 self._uncovered.discard(table[index])
 
     def take_restores(self) -> tuple[Move, ...]:
         """Copies to make before the next step that computes anything."""
-        restores, self._restores = tuple(self._restores), []
-        return restores
+        moves = tuple((slot, block) for block, slot in self._restores.items())
+        self._restores.clear()
+        return moves
 
     def filled(
         self, step: int, request: Any, table: Sequence[int], start: int, stop: int

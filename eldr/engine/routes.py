@@ -51,9 +51,12 @@ async def info(request: Request) -> dict[str, Any]:
 
 
 @router.get("/decode")
-async def decode(request: Request) -> dict[str, Any]:
-    """Cumulative counters over decode steps; 404 on a worker that does not count them."""
-    return await _ask(request, "decode")
+async def decode(request: Request, window: bool = False) -> dict[str, Any]:
+    """Counters over decode steps, cumulative and (on request) over the sliding window.
+
+    404 on a worker that does not count them.
+    """
+    return await _ask(request, "decode", window)
 
 
 @router.get("/vectors")

@@ -19,6 +19,9 @@ from eldr.engine.uncovered import UncoveredBlocks
 from eldr.geometry import Geometry
 from eldr.signature import Signature, encode
 
+FAILED = StepMetadata(failed=True)
+NOTHING_STORED = StoreTotals()
+
 
 def wants_signature(kv_transfer_params: object) -> bool:
     """Whether a request is a remote decode's prefill, or asks for its counts itself."""
@@ -38,7 +41,8 @@ class SchedulerHook:
 
     def __init__(self, settings: config.EngineConfig, blocks: layout.BlockLayout) -> None:
         self.failed = False
-        self._settings = settings
+        self._signatures = settings.signatures
+        self._decode = settings.decode
         self._layout = blocks
         self._uncovered = UncoveredBlocks(blocks.block_size)
         self._open: set[str] = set()
@@ -75,7 +79,7 @@ class SchedulerHook:
             local_tokens: tokens found in this engine's own prefix cache.
             external_tokens: tokens that the connector brings.
         """
-        if not self._settings.signatures:
+        if not self._signatures:
             return
         table = tables[self._layout.group]
         end = local_tokens + external_tokens
@@ -83,7 +87,7 @@ class SchedulerHook:
         if self._store is not None:
             self._store.loaded(request, table, local_tokens, end)
 
-    @contained(nothing)
+    @contained(lambda *_: FAILED)
     def build_metadata(
         self, output: Any, requests: Mapping[str, Any], cache: Any
     ) -> StepMetadata | None:
@@ -91,34 +95,32 @@ class SchedulerHook:
         scheduled: Mapping[str, int] = output.num_scheduled_tokens
         if not scheduled and not output.finished_req_ids:
             return None
-        for request in output.finished_req_ids:
-            self._forget(request)
         ends: tuple[PromptEnd, ...] = ()
-        if self._settings.signatures:
-            self._admit(output.scheduled_new_reqs, requests)
-            self._follow_blocks(output, requests, cache)
-            ends = tuple(self._ends(scheduled, requests, cache))
-        decode = self._settings.decode and self._is_decode(output)
         restores: tuple[Move, ...] = ()
         saves: tuple[Move, ...] = ()
-        if self._store is not None and scheduled:  # a step without tokens runs nothing
-            restores = self._store.take_restores()
-            saves = self._saves(self._store, output, requests, cache)
+        if self._signatures:
+            for request in output.finished_req_ids:
+                self._forget(request)
+            self._admit(output.scheduled_new_reqs, requests)
+            self._follow_blocks(output, requests, cache)
+            ends = tuple(self._ends(output, requests, cache))
+            if self._store is not None and scheduled:  # a step without tokens runs nothing
+                restores = self._store.take_restores()
+                saves = self._saves(self._store, output, requests, cache)
+        decode, kv_tokens = self._decode and self._is_decode(output), 0
+        if decode:
+            for name in scheduled:
+                kv_tokens += requests[name].num_computed_tokens
+        totals = self._store.totals if self._store is not None else NOTHING_STORED
         return StepMetadata(
-            ends=ends,
-            decode=decode,
-            requests=len(scheduled),
-            kv_tokens=sum(requests[r].num_computed_tokens for r in scheduled) if decode else 0,
-            started=time.monotonic(),
-            restores=restores,
-            saves=saves,
-            store=self._store.totals if self._store is not None else StoreTotals(),
+            ends, decode, len(scheduled), kv_tokens, time.monotonic(), restores, saves, totals
         )
 
     @contained(nothing)
     def receive(self, output: Any, result: Any) -> None:
         """Takes the step's signatures, and marks blocks that rejected drafts spoilt."""
-        self._spoil(output, result)
+        if self._drafted:
+            self._spoil(output, result)
         if self._store is not None:
             self._store.received(id(output))
         found: StepResult | None = result.eldr_output
@@ -187,29 +189,34 @@ class SchedulerHook:
                 moves += store.filled(id(output), requests[name], table, start, start + count)
         return tuple(moves)
 
-    def _ends(
-        self, scheduled: Mapping[str, int], requests: Mapping[str, Any], cache: Any
-    ) -> Iterator[PromptEnd]:
+    def _ends(self, output: Any, requests: Mapping[str, Any], cache: Any) -> Iterator[PromptEnd]:
+        scheduled = output.num_scheduled_tokens
         for name in [name for name in self._open if name in scheduled]:
             request = requests[name]
             if request.num_computed_tokens + scheduled[name] >= request.num_prompt_tokens:
                 self._open.discard(name)
                 self._awaited.add(name)
-                yield self._prompt_end(name, request.num_prompt_tokens, self._table(cache, name))
+                # vLLM pads a prompt of which one token is left with drafts, behind that token.
+                mixed = name in output.scheduled_spec_decode_tokens
+                tokens = request.num_prompt_tokens
+                yield self._prompt_end(name, tokens, self._table(cache, name), mixed)
 
-    def _prompt_end(self, name: str, tokens: int, table: Sequence[int]) -> PromptEnd:
+    def _prompt_end(self, name: str, tokens: int, table: Sequence[int], mixed: bool) -> PromptEnd:
         size = self._layout.block_size
+        exact = tokens // size if mixed else -(-tokens // size)
         kept = [
             (block, min(size, tokens - index * size))
-            for index, block in enumerate(table[: -(-tokens // size)])
+            for index, block in enumerate(table[:exact])
             if block != NULL_BLOCK and block not in self._uncovered
         ]
         return PromptEnd(name, tuple(b for b, _ in kept), tuple(n for _, n in kept), tokens)
 
     def _is_decode(self, output: Any) -> bool:
-        drafts = sum(map(len, output.scheduled_spec_decode_tokens.values()))
-        requests = len(output.num_scheduled_tokens)
-        return 0 < int(output.total_num_scheduled_tokens) == requests + drafts
+        drafted = output.scheduled_spec_decode_tokens
+        tokens: int = output.total_num_scheduled_tokens
+        if drafted:
+            tokens -= sum(map(len, drafted.values()))
+        return 0 < tokens == len(output.num_scheduled_tokens)
 
     def _table(self, cache: Any, request: str) -> Sequence[int]:
         table: Sequence[int] = cache.get_block_ids(request)[self._layout.group]

@@ -27,7 +27,7 @@ class PromptEnd:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made per step, and freezing triples its cost
 class StepMetadata:
     """One step, seen from the scheduler.
 
@@ -40,6 +40,7 @@ class StepMetadata:
         restores: (slot, block) of the host store, to copy before the step's hits are added.
         saves: (block, slot) to copy after it.
         store: the host store's totals so far.
+        failed: whether the scheduler's hook is off after a fault; everything else is empty then.
     """
 
     ends: tuple[PromptEnd, ...] = ()
@@ -50,6 +51,7 @@ class StepMetadata:
     restores: tuple[Move, ...] = ()
     saves: tuple[Move, ...] = ()
     store: StoreTotals = field(default_factory=StoreTotals)
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,11 +40,11 @@ class WorkerHook:
         self._capture = capture
         self._layout = blocks
         self._reports = reports
-        device = capture.device_buffer.device
-        geometry = capture.geometry
+        device, geometry, self._ids = capture.device, capture.geometry, capture.ids
         keeps, counts = settings.signatures and reports, settings.decode and reports
         self._cache = SignatureCache(blocks, geometry, device) if keeps else None
-        self._decode = DecodeCounters(geometry, device) if counts else None
+        window = settings.window_steps
+        self._decode = DecodeCounters(geometry, device, self._ids, window) if counts else None
         kept = settings.host_store_blocks if self._cache is not None else 0
         self._rows = HostRows(kept, self._cache.histograms) if kept and self._cache else None
         self._store = StoreTotals()
@@ -77,28 +77,30 @@ class WorkerHook:
         self._pending = None
         if step is None or not self._reports:
             return
-        topk_ids = self._capture.device_buffer[:num_tokens]
-        gathered = None
-        self._store = step.store
-        if self._rows is not None and step.restores:
-            self._rows.restore(step.restores)
+        if step.failed or self._capture.failed:
+            self.failed = True  # the log of the side that failed says why
+            return
+        gathered = rows = None
         counted = self._decode if step.decode else None
         if tracing.ON:
             tracing.push(tracing.ACCUMULATE, num_tokens)
         if self._cache is not None:
-            self._cache.accumulate(topk_ids, slot_mappings[self._layout.group][:num_tokens])
+            self._store = step.store
+            if self._rows is not None and step.restores:
+                self._rows.restore(step.restores)
+            slots = slot_mappings[self._layout.group][:num_tokens]
+            self._cache.accumulate(self._ids.of_step(num_tokens), slots)
         if counted is not None:
-            counted.count(topk_ids, step)
+            counted.count(num_tokens, step)
         if tracing.ON:
             tracing.pop()
-            tracing.canary(self._capture.device_buffer)
+            tracing.canary(self._ids.of_step(1))
         if self._cache is not None and step.ends:
             gathered = self._gather(self._cache, step)
-        rows = self._rows.save(step.saves) if self._rows is not None and step.saves else None
+        if self._rows is not None and step.saves:
+            rows = self._rows.save(step.saves)
         if gathered is not None or counted is not None or rows is not None:
-            self._pending = PendingStep(
-                self._capture.geometry, gathered, rows, counted, step.started
-            )
+            self._pending = PendingStep(self, gathered, rows, counted, step.started)
 
     def _gather(self, cache: SignatureCache, step: StepMetadata) -> GatheredOnDevice:
         if tracing.ON:
@@ -113,11 +115,16 @@ class WorkerHook:
         pending, self._pending = self._pending, None
         return pending
 
+    @property
+    def geometry(self) -> Geometry:
+        """Of the model's routing."""
+        return self._capture.geometry
+
     def info(self) -> dict[str, Any] | None:
         """What this worker is, as JSON values; None on ranks that do not report."""
         if not self._reports:
             return None
-        geometry: Geometry = self._capture.geometry
+        geometry = self.geometry
         return {
             "role": self._settings.role,
             "geometry": {
@@ -131,9 +138,9 @@ class WorkerHook:
             "host_store_bytes": self._rows.bytes if self._rows is not None else 0,
         }
 
-    def decode(self) -> dict[str, Any] | None:
+    def decode(self, window: bool = False) -> dict[str, Any] | None:
         """Decode counters as JSON values; None if this rank does not count."""
-        return self._decode.snapshot() if self._decode is not None else None
+        return self._decode.snapshot(window) if self._decode is not None else None
 
     def load_vectors(self, data: bytes) -> dict[str, Any] | None:
         """Replaces the vectors between two steps; an error is an answer, not an exception.
@@ -197,21 +204,31 @@ class WorkerHook:
 class PendingStep:
     """One step's results, between the device and the scheduler."""
 
+    __slots__ = ("_copied", "_counted", "_gathered", "_hook", "_rows", "_started")
+
     def __init__(
         self,
-        geometry: Geometry,
+        hook: WorkerHook,
         gathered: GatheredOnDevice | None,
         rows: RowsOnDevice | None,
         counted: DecodeCounters | None,
         started: float,
     ) -> None:
-        self.failed = False
-        self._geometry = geometry
+        self._hook = hook
         self._gathered = gathered
         self._rows = rows
         self._counted = counted
         self._started = started
         self._copied: torch.Event | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the hook is off; a fault here switches it off."""
+        return self._hook.failed
+
+    @failed.setter
+    def failed(self, failed: bool) -> None:
+        self._hook.failed = failed
 
     @contained(nothing)
     def enqueue_copy(self) -> None:
@@ -224,6 +241,8 @@ class PendingStep:
             self._rows.enqueue_copy()
         if tracing.ON:
             tracing.pop()
+        if self._gathered is None and self._rows is None:
+            return  # nothing to wait for
         if torch.accelerator.is_available():
             self._copied = torch.Event(blocking=True)
             self._copied.record()
@@ -248,4 +267,4 @@ class PendingStep:
             self._counted.ended(self._started, time.monotonic())
         if self._gathered is None:
             return None
-        return StepResult(self._geometry, self._gathered.result())
+        return StepResult(self._hook.geometry, self._gathered.result())

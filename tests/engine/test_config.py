@@ -21,6 +21,8 @@ def vllm_config(**changes):
     for values in (parallel, model):
         values.update({name: changes[name] for name in values if name in changes})
     return SimpleNamespace(
+        compilation_config=SimpleNamespace(mode=changes.get("mode", 0)),
+        device_config=SimpleNamespace(device_type=changes.get("device", "cpu")),
         additional_config=changes.get("additional_config", {"eldr": {"role": "prefill"}}),
         parallel_config=SimpleNamespace(**parallel),
         model_config=SimpleNamespace(**model),
@@ -42,6 +44,9 @@ def test_roles(role, signatures, decode):
         ({}, "role is missing"),
         ({"role": "router"}, "role must be one of prefill, decode, both, got 'router'"),
         ({"role": "prefill", "tau": 1}, "unknown key 'tau'"),
+        ({"role": "prefill", "host_store_blocks": -1}, "must be an integer >= 0, got -1"),
+        ({"role": "prefill", "host_store_blocks": True}, "must be an integer >= 0, got True"),
+        ({"role": "decode", "window_steps": 0}, "must be an integer >= 1, got 0"),
         ({"role": "prefill", "admin": 1}, "admin must be true or false, got 1"),
         ("prefill", "expected an object"),
         (None, "expected an object"),
@@ -52,8 +57,9 @@ def test_bad_settings_name_the_value(settings, message):
         config.read({"eldr": settings})
 
 
-def test_a_supported_configuration_passes():
-    config.check(vllm_config())
+@pytest.mark.parametrize("changes", [{}, {"mode": 3, "device": "cuda"}])
+def test_a_supported_configuration_passes(changes):
+    config.check(vllm_config(**changes))
 
 
 @pytest.mark.parametrize(
@@ -63,6 +69,7 @@ def test_a_supported_configuration_passes():
         ({"decode_context_parallel_size": 2}, "--decode-context-parallel-size 1"),
         ({"prefill_context_parallel_size": 2}, "--prefill-context-parallel-size 1"),
         ({"use_ubatching": True}, "--enable-dbo"),
+        ({"mode": 2}, "--enforce-eager"),
         ({"is_moe": False}, "has no routed experts"),
         ({"runner_type": "pooling"}, "runs as 'pooling'"),
         ({"additional_config": {"eldr": {}}}, "role is missing"),

@@ -116,6 +116,18 @@ def test_uncovered_dropped_and_partly_loaded_blocks_take_no_part():
     assert plan.take_restores() == ()
 
 
+def test_a_block_that_is_loaded_again_before_a_step_is_restored_once_with_its_latest_row():
+    plan, uncovered = planner()
+    r = request(8, ["h0", "h1"])
+    saved = dict(plan.filled(1, r, [5, 6], 0, 8))
+    plan.received(1)
+    uncovered.add([9])
+    plan.loaded(r, [9], 0, 4)  # aborted before the step; its block goes to another request
+    uncovered.add([8, 9])
+    plan.loaded(r, [8, 9], 0, 8)
+    assert sorted(plan.take_restores()) == sorted([(saved[5], 8), (saved[6], 9)])
+
+
 def test_hashes_of_another_block_size_keep_the_store_empty(caplog):
     plan, _ = planner()
     assert plan.filled(1, request(8, ["a", "b", "c", "d"]), [5, 6], 0, 8) == []

@@ -193,3 +193,25 @@ def test_a_decode_worker_keeps_no_signatures():
 
 def test_an_empty_step_says_nothing():
     assert Engine().schedule({}) is None
+
+
+def test_drafts_behind_a_prompts_last_token_leave_its_block_out():
+    engine = Engine()
+    engine.add("r", 5, [5, 6], computed=4)
+    (end,) = engine.schedule({"r": 3}, new=["r"], drafts={"r": [-1, -1]}).ends
+    assert (end.blocks, end.fills, end.tokens) == ((5,), (4,), 5)
+    engine.add("s", 4, [7, 8], computed=3)  # on a border the drafts have a block of their own
+    (end,) = engine.schedule({"s": 3}, new=["s"], drafts={"s": [-1, -1]}).ends
+    assert (end.blocks, end.fills) == ((7,), (4,))
+
+
+def test_after_a_fault_every_step_says_so_and_requests_are_answered():
+    engine = Engine()
+    engine.add("r", 4, [5])
+    engine.hook._ends = lambda *_: 1 / 0
+    assert engine.schedule({"r": 4}, new=["r"]).failed
+    del engine.hook._ends
+    assert engine.schedule({"r": 1}).failed
+    assert engine.hook.failed
+    engine.receive({"r": gathered(4)})
+    assert engine.hook.finish(engine.requests["r"], {"remote_host": "h"}) == {"remote_host": "h"}

@@ -39,12 +39,14 @@ class Case:
         seed: of the traffic.
         block_size: tokens per KV block.
         chunk: tokens per step at most; prompts longer than this arrive in chunks. Not used
-            with latent attention, where vLLM does not chunk on a CPU, and with the connector,
-            whose files hold whole prompts only.
+            with latent attention, where vLLM does not chunk on a CPU.
         blocks: KV blocks in the pool per cache group; little more than the longest request
             needs forces eviction and preemption.
-        connector: whether evicted prefixes come back from files, through a KV connector.
+        connector: whether evicted prefixes come back through a KV connector.
         store: whether a host store, large enough for everything, keeps their rows.
+        copies: whether ids are copied inside the forward, as beside CUDA graphs, or the routers'
+            own tensors are kept, as on a CPU.
+        speculate: draft tokens per step, looked up in the request's own tokens.
     """
 
     family: str
@@ -56,11 +58,15 @@ class Case:
     blocks: int = 18
     connector: bool = False
     store: bool = False
+    copies: bool = False
+    speculate: int = 0
 
 
 def run(case: Case, folder: Path) -> dict[str, Any]:
     """The case's counts; see `summary` for their meaning."""
     inprocess.prepare(case.runner)
+    if case.copies:
+        _copy_ids()
     llm = _start(case, folder)
     hook = inprocess.worker(llm).model_runner.eldr
     log = SlotLog(llm, remembers=case.store)
@@ -78,6 +84,12 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
     result["outputs_equal"] = not different
     result["outputs_different"] = len(different)
     return result
+
+
+def _copy_ids() -> None:
+    from eldr.engine import capture
+
+    capture.refers = lambda device: False
 
 
 def switch_off(llm: Any) -> None:
@@ -100,12 +112,19 @@ def _start(case: Case, folder: Path) -> Any:
     store = {"host_store_blocks": 4096} if case.store else {}
     if case.connector:
         extra["kv_transfer_config"] = {
-            "kv_connector": "ExampleConnector",
+            "kv_connector": "BlockMemory",
+            "kv_connector_module_path": "eldr.engine.testing.connector",
             "kv_role": "kv_both",
-            "kv_connector_extra_config": {"shared_storage_path": str(folder / "kv")},
         }
     elif case.runner == "v2" and not latent:  # vLLM wants prefix caching with it
         extra["enable_return_routed_experts"] = True
+    if case.speculate:
+        extra["speculative_config"] = {
+            "method": "ngram",
+            "num_speculative_tokens": case.speculate,
+            "prompt_lookup_min": 1,
+            "prompt_lookup_max": 3,
+        }
     return inprocess.start(
         str(families.make(case.family, folder)),
         case.runner,
@@ -113,7 +132,7 @@ def _start(case: Case, folder: Path) -> Any:
         block_size=block_size,
         max_model_len=MAX_LEN,
         max_num_seqs=16,
-        max_num_batched_tokens=_WHOLE if latent or case.connector else case.chunk,
+        max_num_batched_tokens=_WHOLE if latent else case.chunk,
         num_gpu_blocks_override=case.blocks
         * families.cache_groups(case.family)
         * (case.block_size // block_size),

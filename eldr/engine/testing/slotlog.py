@@ -3,7 +3,8 @@
 It shares nothing with the signature cache but vLLM's block tables: own capture callbacks, ids
 per slot instead of histograms per block, no rule about when a block starts anew. A slot's
 entry is valid for a prompt if the slot was last written with the same token after the same
-prefix, and not loaded from elsewhere since. With an unbounded host store a loaded token whose
+prefix, only once since its block's first slot was (a rejected draft is overwritten), and not loaded
+from elsewhere since. With an unbounded host store a loaded token whose
 prefix was ever computed here is valid as well, with the ids of that time.
 """
 
@@ -55,6 +56,7 @@ class SlotLog:
         self._experts = int(self._runner.model_config.get_num_experts())
         self._step: dict[int, npt.NDArray[Any]] = {}
         self._owner: dict[int, int] = {}
+        self._writes: dict[int, int] = {}
         self._ids: dict[int, npt.NDArray[Any]] = {}
         self._prefixes: dict[str, list[int]] = {}
         self.expected: dict[str, Expected] = {}
@@ -88,11 +90,12 @@ class SlotLog:
         row = {slot: index for index, slot in enumerate(slots)}
         for request, count in output.num_scheduled_tokens.items():
             done = self._scheduler.requests[request].num_computed_tokens
-            table, prefix = self._table(request), self._prefix(request, done)
+            drafts = output.scheduled_spec_decode_tokens.get(request, ())
+            table, prefix = self._table(request), self._prefix(request, done, drafts)
             for position in range(done - count, done):
                 slot = self._slot(table, position)
                 self._ids[slot] = self._seen[prefix[position]] = ids[row[slot]]
-                self._owner[slot] = prefix[position]
+                self._write(slot, prefix[position])
         for end in output.eldr_metadata.ends if output.eldr_metadata else ():
             self.expected[end.request] = self._expect(end.request)
         self._after_forward(slot_mappings, num_tokens, output)
@@ -106,24 +109,35 @@ class SlotLog:
             slot = self._slot(table, position)
             whole = (position // size + 1) * size <= local + external
             known = self._seen.get(prefix[position]) if self._remembers and whole else None
-            self._owner[slot] = _EXTERNAL if known is None else prefix[position]
+            self._write(slot, _EXTERNAL if known is None else prefix[position])
             if known is not None:
                 self._ids[slot] = known
         self.loaded_tokens += external
         self._blocks_loaded(request, tables, local, external)
 
+    def _write(self, slot: int, owner: int) -> None:
+        if slot % self._block_size == 0:
+            for other in range(slot, slot + self._block_size):
+                self._writes[other] = 0
+        self._writes[slot] += 1
+        self._owner[slot] = owner
+
+    def _valid(self, table: Sequence[int], position: int, owner: int) -> bool:
+        slot = self._slot(table, position)
+        dropped = table[position // self._block_size] == 0
+        return not dropped and self._owner.get(slot) == owner and self._writes[slot] == 1
+
     def _expect(self, request: str) -> Expected:
         state = self._scheduler.requests[request]
         tokens, size = state.num_prompt_tokens, self._block_size
         table, prefix = self._table(request), self._prefix(request, tokens)
-        valid = [
-            table[p // size] != 0 and self._owner.get(self._slot(table, p)) == prefix[p]
-            for p in range(tokens)
-        ]
+        valid = [self._valid(table, p, prefix[p]) for p in range(tokens)]
         kept: list[int] = []
         for start in range(0, tokens, size):
             stop = min(start + size, tokens)
-            if all(valid[start:stop]):
+            # Drafts behind the prompt's last token share its block: no row tells them apart.
+            behind = range(self._slot(table, stop - 1) + 1, self._slot(table, start) + size)
+            if all(valid[start:stop]) and not any(self._writes.get(slot) for slot in behind):
                 kept += [self._slot(table, p) for p in range(start, stop)]
         layers = len(self._step)
         counts = np.zeros((layers, self._experts), np.uint32)
@@ -141,11 +155,23 @@ class SlotLog:
         block: int = table[position // size]
         return block * size + position % size
 
-    def _prefix(self, request: str, tokens: int) -> list[int]:
-        """Hashes of the request's first 1, 2, ... tokens; 0 never occurs."""
+    def _prefix(self, request: str, tokens: int, drafts: Sequence[int] = ()) -> list[int]:
+        """Hashes of the request's first 1, 2, ... tokens; 0 never occurs.
+
+        Args:
+            request: vLLM's request id.
+            tokens: how many at least.
+            drafts: tokens that it may go on with, which are forgotten again.
+        """
         known = self._prefixes.setdefault(request, [])
         ids = self._scheduler.requests[request].all_token_ids
-        while len(known) < tokens:
-            last = known[-1] if known else 1
-            known.append(hash((last, ids[len(known)])) or 1)
-        return known
+        while len(known) < min(tokens, len(ids)):
+            known.append(_hashed(known, ids[len(known)]))
+        found = known.copy() if len(known) < tokens else known
+        for token in drafts[len(drafts) - (tokens - len(known)) :] if tokens > len(known) else ():
+            found.append(_hashed(found, token))
+        return found
+
+
+def _hashed(prefix: Sequence[int], token: int) -> int:
+    return hash((prefix[-1] if prefix else 1, token)) or 1
