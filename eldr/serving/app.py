@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import aiohttp
 from aiohttp import web
 
 from eldr.serving.bodies import parse
 from eldr.serving.call import Call, Incoming, open_call
+from eldr.serving.deadlines import Deadlines
 from eldr.serving.errors import ClientError
 from eldr.serving.logs import request_id
 from eldr.serving.request import Request
@@ -72,10 +72,15 @@ class AiohttpRequest:
 
 
 class Surface:
-    """One method per route."""
+    """One method per route.
+
+    Attributes:
+        deadlines: of the requests that run; somebody must run it.
+    """
 
     def __init__(self, router: Router) -> None:
         self._router = router
+        self.deadlines = Deadlines()
         self._keys = Keys(router.config.api_key)
 
     def add_to(self, app: web.Application) -> None:
@@ -118,8 +123,11 @@ class Surface:
             async with self._router.admission:
                 call = await self._open(client)
                 request_id.set(call.request_id)
-                with _ends_at(call.expires + _GRACE_SECONDS):
+                task = self.deadlines.add(call.expires + _GRACE_SECONDS)
+                try:
                     answer = await self._router.legs.serve(call)
+                finally:
+                    self.deadlines.discard(task)
                 outcome = _outcome(call, answer)
                 self._router.observe(call, outcome)
                 return answer
@@ -177,18 +185,6 @@ class Surface:
         reasons += [f"no {p.role} worker" for p in (router.prefill, router.decode) if not p.able()]
         status = "not ready" if reasons else "ready"
         return json_answer({"status": status, "reasons": reasons}, 503 if reasons else 200)
-
-
-@contextmanager
-def _ends_at(when: float) -> Iterator[None]:
-    """Cancels the current task at a loop time: a client that stops reading cannot stay for ever."""
-    task = asyncio.current_task()
-    assert task is not None
-    timer = asyncio.get_running_loop().call_at(when, task.cancel)
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _outcome(call: Call, answer: Answer | None) -> str:

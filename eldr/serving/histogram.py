@@ -1,7 +1,7 @@
-"""A histogram for one thread: an observation is a bisection and two additions.
+"""A histogram and a counter for one thread: an observation is a bisection and two additions.
 
-The client library's own takes a lock per observation and walks its buckets, which a request pays
-several times; the exposition is still the library's.
+The client library's own take a lock each time, and a histogram walks its buckets, which a request
+pays several times; the exposition is still the library's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
 
 class Histogram:
@@ -48,4 +48,26 @@ class Histogram:
                 total += n
                 buckets.append((bound, total))
             family.add_metric([label] if self._labels else [], buckets, self._sums[label])
+        yield family
+
+
+class Tally:
+    """Counts per tuple of label values."""
+
+    def __init__(
+        self, name: str, text: str, labels: Sequence[str], registry: CollectorRegistry
+    ) -> None:
+        self._name, self._text, self._labels = name, text, labels
+        self.counts: dict[tuple[str, ...], int] = {}
+        registry.register(self)
+
+    def add(self, *labels: str) -> None:
+        """Counts one."""
+        self.counts[labels] = self.counts.get(labels, 0) + 1
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """Called by the registry."""
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for labels, count in self.counts.items():
+            family.add_metric(labels, count)
         yield family

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from eldr import __version__
 from eldr.serving.condition import State
 from eldr.serving.endpoints import Endpoint
-from eldr.serving.histogram import Histogram
+from eldr.serving.histogram import Histogram, Tally
 from eldr.serving.shadow import distinct_per_request
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = self._counter(
+        self.requests = self._tally(
             "requests",
             "requests by endpoint and outcome (ok, client_error, worker_error, router_error, "
             "cancelled, broken_stream)",
@@ -47,7 +47,7 @@ class Metrics:
             "time_per_output_event_seconds", "between a stream's first and last event", _TPOT
         )
         self.prefill = self._histogram("prefill_seconds", "the prefill leg", _LATENCY)
-        self.decisions = self._counter(
+        self.decisions = self._tally(
             "decisions", "decode decisions by policy and branch", "policy", "branch"
         )
         self.fallback = self._counter(
@@ -81,12 +81,12 @@ class Metrics:
             "requests served whole on a decode worker, without prefill, by reason",
             "reason",
         )
-        # `labels` takes a lock and builds a key each time; the hot path keeps its children.
-        self._ended: dict[tuple[str, str], Counter] = {}
-        self._decided: dict[tuple[str, str], Counter] = {}
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"eldr_router_{name}", text, labels, registry=self.registry)
+
+    def _tally(self, name: str, text: str, *labels: str) -> Tally:
+        return Tally(f"eldr_router_{name}", text, labels, self.registry)
 
     def _histogram(
         self, name: str, text: str, buckets: tuple[float, ...], *labels: str
@@ -95,18 +95,12 @@ class Metrics:
 
     def request_ended(self, endpoint: str, outcome: str, seconds: float) -> None:
         """Counts a request."""
-        counter = self._ended.get((endpoint, outcome))
-        if counter is None:
-            counter = self._ended[endpoint, outcome] = self.requests.labels(endpoint, outcome)
-        counter.inc()
+        self.requests.add(endpoint, outcome)
         self.duration.observe(seconds, endpoint)
 
     def decided(self, policy: str, branch: str, seconds: float) -> None:
         """Counts a decision."""
-        counter = self._decided.get((policy, branch))
-        if counter is None:
-            counter = self._decided[policy, branch] = self.decisions.labels(policy, branch)
-        counter.inc()
+        self.decisions.add(policy, branch)
         self.decision_time.observe(seconds)
 
     def count_worker_event(self, endpoint: Endpoint, event: str) -> None:

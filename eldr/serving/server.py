@@ -217,8 +217,8 @@ async def _listen_short(
         longest_head=config.max_header,
         head_seconds=config.body_timeout,
     )
-    sweeping = asyncio.create_task(front.sweep(), name="front-sweep")
-    stack.callback(sweeping.cancel)
+    for watch in (front.sweep(), surface.deadlines.run()):
+        stack.callback(asyncio.create_task(watch, name="front-watch").cancel)
     stack.push_async_callback(front.close, _CUT_SECONDS)
     server = await asyncio.get_running_loop().create_server(
         front, sock=listener, backlog=_BACKLOG, ssl=tls

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from eldr.serving.deadlines import Deadlines
 from tests.serving.mocks.worker import Plan
 from tests.serving.rig import Rig, rig, until
 
@@ -56,7 +57,7 @@ async def test_request_in_pieces(step: int) -> None:
         assert headers["content-type"] == "application/json"
         assert "date" in headers
         assert json.loads(body)["choices"]
-        assert r.router.metrics.requests.labels("/v1/completions", "ok")._value.get() == 1
+        assert r.router.metrics.requests.counts == {("/v1/completions", "ok"): 1}
 
 
 async def test_requests_ahead_of_their_turn_are_answered_in_order() -> None:
@@ -202,3 +203,25 @@ async def test_idle_connections_do_not_keep_a_router_alive() -> None:
     async with asyncio.timeout(10):
         assert await idle_reader.read() == b""
     idle_writer.close()
+
+
+async def test_request_past_its_deadline_is_cancelled_and_others_are_not() -> None:
+    deadlines, now = Deadlines(), asyncio.get_running_loop().time
+
+    async def request(when: float) -> None:
+        task = deadlines.add(when)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            deadlines.discard(task)
+
+    late, early = (asyncio.create_task(request(now() + s)) for s in (-1.0, 3600.0))
+    await asyncio.sleep(0)
+    watching = asyncio.create_task(deadlines.run())
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError):
+            await late
+    assert not early.done()
+    for task in (early, watching):
+        task.cancel()
+    await asyncio.gather(early, watching, return_exceptions=True)
