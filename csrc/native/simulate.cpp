@@ -26,11 +26,27 @@ int64_t need(const Request& r) { return r.context + r.steps; }
 Pool::Pool(const Trace& trace, const Step& step, const Limits& limits, uint64_t seed, bool expected,
            bool track_use)
     : trace_(trace), step_(step), limits_(limits), seed_(seed), expected_(expected),
-      track_use_(track_use), read_(static_cast<size_t>(trace.layers * trace.words)) {}
+      track_use_(track_use), read_(static_cast<size_t>(trace.layers * trace.words)) {
+  if (trace.rank_count == 1) return;
+  if (expected) {
+    mass_.resize(static_cast<size_t>(trace.rank_count * (trace.experts + 1)));
+    return;
+  }
+  const size_t width = read_.size();
+  masks_.assign(static_cast<size_t>(trace.placements * trace.rank_count) * width, 0);
+  for (int64_t p = 0; p < trace.placements; ++p)
+    for (int64_t l = 0; l < trace.layers; ++l)
+      for (int64_t e = 0; e < trace.experts; ++e) {
+        const int64_t rank = trace.owners[(p * trace.layers + l) * trace.experts + e];
+        masks_[static_cast<size_t>(p * trace.rank_count + rank) * width +
+               static_cast<size_t>(l * trace.words + e / 64)] |= uint64_t{1} << (e % 64);
+      }
+}
 
 int64_t Pool::add_worker(double now) {
   Worker w;
   w.now = now;
+  w.placement = size() % trace_.placements;
   w.distinct.assign(static_cast<size_t>(trace_.layers), 0.0);
   w.totals.distinct.assign(static_cast<size_t>(trace_.layers), 0.0);
   const auto cells = static_cast<size_t>(trace_.layers * trace_.experts);
@@ -177,7 +193,8 @@ void Pool::count(Worker& w) {
     int64_t all = 0, largest = 0;
     for (size_t i = 0; i < words; ++i) all += __builtin_popcountll(read_[l * words + i]);
     for (int64_t rank = 0; trace_.rank_count > 1 && rank < trace_.rank_count; ++rank) {
-      const uint64_t* mask = trace_.ranks + (static_cast<size_t>(rank) * width + l * words);
+      const uint64_t* mask = masks_.data() + l * words +
+                             static_cast<size_t>(w.placement * trace_.rank_count + rank) * width;
       int64_t held = 0;
       for (size_t i = 0; i < words; ++i)
         held += __builtin_popcountll(read_[l * words + i] & mask[i]);
@@ -217,8 +234,43 @@ void Pool::expect(Worker& w) {
       if (load != 0) sum += -std::expm1(-kLogUnit * static_cast<double>(load));
     }
     w.distinct[l] = sum;
-    w.slowest += sum;
+    w.slowest += trace_.rank_count > 1 ? slowest(w, l) : sum;
   }
+}
+
+// Expected maximum over ranks of the distinct experts on a rank, experts independent:
+// sum over k of (1 - product over ranks of P(at most k)). eldr/simulation/placement.py has the same.
+double Pool::slowest(const Worker& w, size_t layer) {
+  const auto experts = static_cast<size_t>(trace_.experts);
+  const auto ranks = static_cast<size_t>(trace_.rank_count);
+  const auto all = static_cast<size_t>(trace_.layers);
+  const uint8_t* owner =
+      trace_.owners + (static_cast<size_t>(w.placement) * all + layer) * experts;
+  const int64_t* load = w.load.data() + layer * experts;
+  size_t held[256] = {}, most = 0;
+  for (size_t r = 0; r < ranks; ++r) mass_[r * (experts + 1)] = 1.0;
+  for (size_t e = 0; e < experts; ++e) {
+    if (load[e] == 0) continue;
+    double* mass = mass_.data() + owner[e] * (experts + 1);
+    const double idle = std::exp(-kLogUnit * static_cast<double>(load[e]));
+    const double read = -std::expm1(-kLogUnit * static_cast<double>(load[e]));
+    const size_t n = held[owner[e]]++;
+    mass[n + 1] = mass[n] * read;
+    for (size_t k = n; k > 0; --k) mass[k] = mass[k] * idle + mass[k - 1] * read;
+    mass[0] *= idle;
+    most = std::max(most, n + 1);
+  }
+  for (size_t r = 0; r < ranks; ++r)  // cumulated; beyond what a rank can read the sum is one
+    for (size_t k = 1; k <= held[r]; ++k)
+      mass_[r * (experts + 1) + k] += mass_[r * (experts + 1) + k - 1];
+  double sum = 0;
+  for (size_t k = 0; k < most; ++k) {
+    double below = 1.0;
+    for (size_t r = 0; r < ranks; ++r)
+      if (k < held[r]) below *= mass_[r * (experts + 1) + k];
+    sum += 1.0 - below;
+  }
+  return sum;
 }
 
 void Pool::shift(Worker& w, int64_t row, int64_t sign) {

@@ -24,14 +24,14 @@ struct Limits {
 
 // Recorded routing. `bits` [tokens, L, words]: experts of one decoded token as a bit set;
 // `first`/`length` [N]: a request's decoded tokens; `logs` [N, L * E]: -log(1 - p), expected mode;
-// `ranks` [R, L, words]: experts held by each expert-parallel rank.
+// `owners` [P, L, E]: expert-parallel rank of each expert; worker j has placement j mod P.
 struct Trace {
-  int64_t layers, experts, words, rank_count;
+  int64_t layers, experts, words, rank_count, placements;
   const uint64_t* bits;
   const int64_t* first;
   const int64_t* length;
   const int32_t* logs;
-  const uint64_t* ranks;
+  const uint8_t* owners;
 };
 
 struct Request {
@@ -53,6 +53,7 @@ struct Totals {  // of the steps that a worker has finished
 };
 
 struct Worker {
+  int64_t placement = 0;
   double now = 0;                 // end of the last step
   double end = 0;                 // end of the running step or run of steps
   int64_t run = 0;                // steps in it; 0 = none runs
@@ -95,6 +96,7 @@ class Pool {
   void count(Worker& w);
   void record_use(Worker& w) const;
   void expect(Worker& w);
+  double slowest(const Worker& w, size_t layer);
   double span(const Worker& w, int64_t steps) const;
   int64_t steps_until(const Worker& w, double when, int64_t most) const;
   void shift(Worker& w, int64_t row, int64_t sign);
@@ -110,6 +112,8 @@ class Pool {
   std::vector<double> next_;      // [W] time of each worker's next event
   std::vector<Completion> done_;
   std::vector<uint64_t> read_;    // [L * words] scratch: experts of the step being counted
+  std::vector<uint64_t> masks_;   // [P, R, L * words] experts of each rank, discrete mode
+  std::vector<double> mass_;      // [R, E + 1] scratch: distribution of each rank's distinct experts
 };
 
 }  // namespace eldr

@@ -15,16 +15,16 @@ using eldr::View;
 constexpr const char* kName = "eldr.simulation.pool";
 
 struct Owned {  // the views keep the arrays alive, and their memory fixed, for the pool's life
-  Owned(PyObject* bits, PyObject* first, PyObject* length, PyObject* logs, PyObject* ranks)
+  Owned(PyObject* bits, PyObject* first, PyObject* length, PyObject* logs, PyObject* owners)
       : bits(bits, "bits"), first(first, "first"), length(length, "length"), logs(logs, "logs"),
-        ranks(ranks, "ranks") {}
+        owners(owners, "owners") {}
   bool ok() const {
-    return bits.ok() && first.ok() && length.ok() && logs.ok() && ranks.ok();
+    return bits.ok() && first.ok() && length.ok() && logs.ok() && owners.ok();
   }
   View<uint64_t> bits;
   View<int64_t> first, length;
   View<int32_t> logs;
-  View<uint64_t> ranks;
+  View<uint8_t> owners;
   eldr::Pool* pool = nullptr;
   ~Owned() { delete pool; }
 };
@@ -36,15 +36,22 @@ Owned* owned(PyObject* capsule) {
 void destroy(PyObject* capsule) { delete owned(capsule); }
 
 bool check(const Owned& o, const eldr::Trace& t, bool expected) {
-  if (t.layers < 1 || t.experts < 1 || t.words != (t.experts + 63) / 64 || t.rank_count < 1) {
-    PyErr_SetString(PyExc_ValueError, "simulate_new: layers, experts and ranks must be positive");
+  if (t.layers < 1 || t.experts < 1 || t.rank_count < 1 || t.rank_count > 255 ||
+      t.placements < 1) {
+    PyErr_SetString(PyExc_ValueError, "simulate_new: layers, experts, ranks out of range");
     return false;
   }
   const int64_t requests = o.first.size(), width = t.layers * t.words;
   if (!eldr::same_size("length", o.length.size(), requests) ||
-      !eldr::same_size("ranks", o.ranks.size(), t.rank_count * width) ||
+      !eldr::same_size("owners", o.owners.size(), t.placements * t.layers * t.experts) ||
       !eldr::same_size("logs", o.logs.size(), expected ? requests * t.layers * t.experts : 0))
     return false;
+  for (int64_t i = 0; i < o.owners.size(); ++i)
+    if (t.owners[i] >= t.rank_count) {
+      PyErr_Format(PyExc_ValueError, "simulate_new: rank %d of %lld", int{t.owners[i]},
+                   static_cast<long long>(t.rank_count));
+      return false;
+    }
   const int64_t rows = o.bits.size() / width;
   for (int64_t i = 0; !expected && i < requests; ++i)
     if (t.length[i] < 1 || t.first[i] < 0 || t.first[i] + t.length[i] > rows) {
@@ -77,22 +84,23 @@ PyObject* id_list(const std::vector<int64_t>& ids) {
 namespace eldr {
 
 PyObject* simulate_new(PyObject*, PyObject* args) {
-  PyObject *bits, *first, *length, *logs, *ranks;
+  PyObject *bits, *first, *length, *logs, *owners;
   Trace t{};
   Step s{};
   Limits limits{};
   unsigned long long seed;
   int expected, use;
   long long layers, experts, rank_count, batch, kv;
-  if (!PyArg_ParseTuple(args, "OOOOOLLLddddLLKpp", &bits, &first, &length, &logs, &ranks, &layers,
+  if (!PyArg_ParseTuple(args, "OOOOOLLLddddLLKpp", &bits, &first, &length, &logs, &owners, &layers,
                         &experts, &rank_count, &s.base, &s.expert, &s.kv, &s.request, &batch, &kv,
                         &seed, &expected, &use))
     return nullptr;
-  auto* o = new (std::nothrow) Owned(bits, first, length, logs, ranks);
+  auto* o = new (std::nothrow) Owned(bits, first, length, logs, owners);
   if (o == nullptr) return PyErr_NoMemory();
   t.layers = layers, t.experts = experts, t.words = (experts + 63) / 64, t.rank_count = rank_count;
   t.bits = o->bits.data(), t.first = o->first.data(), t.length = o->length.data();
-  t.logs = o->logs.data(), t.ranks = o->ranks.data();
+  t.logs = o->logs.data(), t.owners = o->owners.data();
+  t.placements = layers > 0 && experts > 0 ? o->owners.size() / (layers * experts) : 0;
   limits.batch = batch, limits.kv_tokens = kv;
   if (!o->ok() || !check(*o, t, expected != 0)) {
     delete o;

@@ -71,6 +71,9 @@ def _hardware(group: argparse._ArgumentGroup) -> None:
     add("--tensor-parallel", type=int, default=1, metavar="T", help="GPUs of a worker")
     add("--expert-parallel", action="store_true",
         help="experts live on one GPU each; the slowest counts")  # fmt: skip
+    add("--placement", default="linear", choices=("linear", "round_robin", "spread", "clusters"),
+        help="with --expert-parallel: vLLM's linear or round_robin, ranks levelled for the traffic "
+        "(spread), or per worker for its cluster's (clusters)")  # fmt: skip
     add("--max-batch", type=int, default=256, help="most requests in a decode step")
     add("--calibration", metavar="FILE",
         help="measured: a result of `make gpu-check`, a log of /eldr/decode (.jsonl), or "
@@ -177,6 +180,7 @@ def _cells(args: argparse.Namespace) -> list[Cell]:
                 max_batch=args.max_batch,
                 kv_tokens=deployed.kv_tokens,
                 expert_ranks=expert,
+                placement=args.placement,
                 expected=args.expected,
                 routers=args.routers,
                 shared=args.shared,

@@ -15,10 +15,12 @@ from eldr.routing.cost import StepCost
 from eldr.signature import Signature
 from eldr.simulation import report, traffic
 from eldr.simulation.events import FleetEvent
+from eldr.simulation.operating import operating_point
+from eldr.simulation.placement import PLACEMENTS, Owners
 from eldr.simulation.policies import Builder, Knowledge, parse
 from eldr.simulation.pool import UNLIMITED, PoolConfig
 from eldr.simulation.prefill import PrefillConfig
-from eldr.simulation.replay import LOG_UNIT, Replay
+from eldr.simulation.replay import Replay
 from eldr.simulation.run import Outcome, Run, RunConfig
 from eldr.simulation.traffic import Mix
 from eldr.simulation.variants import signatures
@@ -84,8 +86,11 @@ class Cell:
         batch: mean running requests per worker under load balancing.
         arrivals, prefill, events: see their types.
         max_batch, kv_tokens, expert_ranks, expected: see PoolConfig.
+        placement: of experts on ranks, one of `placement.PLACEMENTS`.
         routers, shared, know_length, telemetry, trust: see RunConfig. Without telemetry, policies
-            that price a step are told the true step cost; with it, they have to learn it.
+            that price a step are told the true step cost (with expert parallelism, per distinct
+            expert of the whole step, which is what a router can count); with it, they have to
+            learn it.
         calibration: share of the trace's requests that are held out to calibrate.
         objective: what goodput asks for.
         shares: restrict the trace to these domains, in these proportions under the mix `same`.
@@ -105,6 +110,7 @@ class Cell:
     max_batch: int = 256
     kv_tokens: int = UNLIMITED
     expert_ranks: int = 1
+    placement: str = "linear"
     expected: bool = False
     routers: int = 1
     shared: bool = False
@@ -123,19 +129,22 @@ class Cell:
             raise ValueError(
                 f"cell: needs a worker and 10 requests, got {self.workers} and {self.requests}"
             )
+        if self.placement not in PLACEMENTS:
+            raise ValueError(f"cell: placement is one of {', '.join(PLACEMENTS)}")
 
     @property
     def trace_name(self) -> str:
         """How tables call the trace."""
         return "bundled" if self.trace == str(TRACE_PATH) else Path(self.trace).stem
 
-    def pool(self, seed: int) -> PoolConfig:
-        """The workers' configuration."""
+    def pool(self, seed: int, owners: Owners | None = None) -> PoolConfig:
+        """The workers' configuration; `owners` is the placement, None = contiguous blocks."""
         return PoolConfig(
             cost=self.cost,
             max_batch=self.max_batch,
             kv_tokens=self.kv_tokens,
             expert_ranks=self.expert_ranks,
+            owners=owners,
             seed=seed,
             expected=self.expected,
             track_use=self.trust > 0,
@@ -171,19 +180,29 @@ class Case:
             serving = traffic.resample(self.trace, serving, dict(cell.shares), seed + 1)
         made = cell.arrivals.make(cell.requests, seed)
         drawn = traffic.draw(self.trace, serving, cell.mix, made, seed)
-        self.rate, decode_load = _rate(cell, self.replay, drawn)
+        point = operating_point(
+            self.replay, drawn, cell.workers, cell.pool(seed),
+            rate=cell.rate, load=cell.load, batch=cell.batch,
+        )  # fmt: skip
+        self.rate, self._batch = point.rate, point.batch
         busy = float(cell.prefill.seconds(made.input_tokens).mean())
-        self.load = max(decode_load, self.rate * busy / cell.prefill.workers)
+        self.load = max(point.load, self.rate * busy / cell.prefill.workers)
         self.traffic = replace(drawn, arrivals=made.at_rate(self.rate))
-        told = None if cell.telemetry else cell.cost
+        seen = replace(cell.cost, expert=cell.cost.expert * point.slowest)
+        told = None if cell.telemetry else seen
         self._builder = Builder(Knowledge(self.trace, calibration, told), seed)
 
     def run(self, policy: str, progress: Callable[[int], None] | None = None) -> Outcome:
         """The outcome under a policy, written as in `policies.parse`."""
         cell, spec = self.cell, parse(policy)
+        names = [f"w{i}" for i in range(cell.workers)]
+        fleets = [names] if cell.shared else [names[r :: cell.routers] for r in range(cell.routers)]
+        owners = self._builder.owners(
+            spec, fleets, cell.placement, cell.expert_ranks, self.replay, self._batch
+        )
         config = RunConfig(
             workers=cell.workers,
-            pool=cell.pool(self.seed),
+            pool=cell.pool(self.seed, owners),
             prefill=cell.prefill,
             routers=cell.routers,
             shared=cell.shared,
@@ -202,34 +221,6 @@ class Case:
             self._builder.factory(spec),
             progress=progress,
         ).execute()
-
-
-def _rate(cell: Cell, replay: Replay, drawn: traffic.Traffic) -> tuple[float, float]:
-    """Requests per second, and that as a share of capacity (0 when there is no limit)."""
-    made = drawn.arrivals
-    steps = float((made.output_tokens - 1).mean())
-    context = float((made.input_tokens + 0.5 * made.output_tokens).mean())
-    held = float((made.input_tokens + made.output_tokens).mean())
-    # The mean request's chance to use each expert, over the traffic as it is drawn.
-    rows, count = np.unique(drawn.rows, return_counts=True)
-    use = -np.expm1(-LOG_UNIT * replay.logs[rows].astype(np.float64))
-    idle = np.log1p(-np.minimum(count @ use / count.sum(), 1 - 1e-12))
-
-    def at(batch: float) -> float:
-        """Requests per second when every worker runs `batch` of them."""
-        cells = float(-np.expm1(batch * idle).sum())
-        seconds = cell.cost.seconds(cells, batch * context, batch)
-        return cell.workers * batch / (steps * seconds)
-
-    full = at(min(cell.max_batch, cell.kv_tokens / held))
-    if cell.rate is not None:
-        rate = cell.rate
-    elif cell.load is not None:
-        rate = cell.load * full
-    else:
-        assert cell.batch is not None  # checked on construction
-        rate = at(cell.batch)
-    return rate, rate / full
 
 
 def run_case(

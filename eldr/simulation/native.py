@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 
 from eldr.simulation.pool import Completion, PoolConfig, Totals
-from eldr.simulation.replay import Replay, rank_masks
+from eldr.simulation.replay import Replay
 
 _LIBRARY = import_module("eldr._native")
 if not hasattr(_LIBRARY, "simulate_new"):
@@ -28,7 +28,7 @@ class NativePool:
             np.ascontiguousarray(replay.first),
             np.ascontiguousarray(replay.length),
             np.ascontiguousarray(logs),
-            rank_masks(geometry, config.expert_ranks),
+            config.placed(geometry),
             geometry.layers,
             geometry.experts,
             config.expert_ranks,

@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 
 from eldr.routing.cost import StepCost
+from eldr.routing.fit import normalise
 from eldr.routing.partition import Partition
 from eldr.routing.policies import POLICIES, Policy, make_policy
 from eldr.routing.policies.affinity import domain_pools
 from eldr.routing.recorded import Recorded
-from eldr.simulation import variants
+from eldr.simulation import placement, variants
+from eldr.simulation.operating import chances
+from eldr.simulation.replay import Replay
 from eldr.simulation.traffic import Index
 from eldr.workload.traces import ExpertTrace
 
@@ -134,6 +137,56 @@ class Builder:
             return make_policy(spec.name, **given)
 
         return make
+
+    def owners(
+        self,
+        spec: Spec,
+        fleets: Sequence[Sequence[str]],
+        kind: str,
+        ranks: int,
+        replay: Replay,
+        batch: float,
+    ) -> placement.Owners | None:
+        """The placement of experts on the ranks of workers w0, w1, ..., uint8 [P, L, E].
+
+        `spread` levels what a step of `batch` calibration requests is expected to read; `clusters`
+        does so with the requests nearest to the worker's centroid, where the policy has centroids.
+
+        Args:
+            spec: the policy.
+            fleets: the workers of each router; worker j is fleets[j mod R][j // R].
+            kind: one of `placement.PLACEMENTS`.
+            ranks: expert-parallel ranks; 1 = nothing to place.
+            replay: of the trace.
+            batch: requests of a step.
+        """
+        geometry, rows = replay.geometry, self._knowledge.calibration
+        if ranks == 1 or kind == "linear":
+            return None
+        if kind == "round_robin":
+            return placement.round_robin(geometry, ranks)
+        groups = [rows]
+        if kind == "clusters" and "partition" in spec.takes:
+            groups = self._clusters(spec, fleets)
+        reads = [
+            -np.expm1(batch * np.log1p(-np.minimum(chances(replay, g).mean(axis=0), 1 - 1e-12)))
+            for g in groups
+        ]
+        shape = (len(groups), geometry.layers, geometry.experts)
+        return placement.spread(np.stack(reads).reshape(shape), ranks)
+
+    def _clusters(self, spec: Spec, fleets: Sequence[Sequence[str]]) -> list[Index]:
+        """Calibration requests nearest to each worker's centroid, all of them where none is."""
+        rows, recorded = self._knowledge.calibration, self._knowledge.recorded(spec.signature)
+        found: dict[str, Index] = {}
+        for fleet in fleets:
+            fitted = self._partition(tuple(fleet), spec)
+            points = normalise(recorded.counts, fitted.weights)
+            home = (points @ fitted.centroids.reshape(fitted.workers, -1).T).argmax(axis=1)
+            for i, name in enumerate(fitted.names):
+                mine = rows[home == i]
+                found[name] = mine if len(mine) else rows
+        return [found[f"w{j}"] for j in range(len(found))]
 
     def _partition(self, workers: tuple[str, ...], spec: Spec) -> Partition:
         key = (workers, spec.signature, spec.idf, spec.balanced)

@@ -13,7 +13,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from eldr.geometry import Geometry
 from eldr.routing.cost import StepCost
+from eldr.simulation import placement
 from eldr.simulation.replay import Replay
 
 UNLIMITED = 1 << 60
@@ -29,6 +31,7 @@ class PoolConfig:
         max_batch: most requests in a step.
         kv_tokens: KV memory of a worker; a request reserves prompt + output on admission.
         expert_ranks: expert-parallel ranks of a worker; 1 = every GPU reads a share of each expert.
+        owners: which rank holds which expert, see `placement`; None = contiguous blocks.
         seed: of the draws past a request's recorded decode.
         expected: expected-value mode: expected distinct experts instead of counted ones.
         track_use: keep how often each expert was read.
@@ -38,6 +41,7 @@ class PoolConfig:
     max_batch: int = 256
     kv_tokens: int = UNLIMITED
     expert_ranks: int = 1
+    owners: placement.Owners | None = field(default=None, compare=False)
     seed: int = 0
     expected: bool = False
     track_use: bool = False
@@ -45,10 +49,23 @@ class PoolConfig:
     def __post_init__(self) -> None:
         if self.max_batch < 1 or self.kv_tokens < 1:
             raise ValueError("pool: max_batch and kv_tokens must be positive")
-        if self.expected and self.expert_ranks > 1:
+        if not 1 <= self.expert_ranks <= 255:
+            raise ValueError(f"pool: expert_ranks must be in [1, 255], got {self.expert_ranks}")
+
+    def placed(self, geometry: Geometry) -> placement.Owners:
+        """The placement, uint8 [P, L, E].
+
+        Raises:
+            ValueError: more ranks than experts, or a placement that does not fit.
+        """
+        if self.expert_ranks > geometry.experts:
             raise ValueError(
-                "pool: expected-value mode does not model the slowest of several ranks"
+                f"expert parallelism: {self.expert_ranks} ranks cannot share {geometry.experts}"
             )
+        if self.owners is None:
+            return placement.linear(geometry, self.expert_ranks)
+        placement.check(self.owners, geometry, self.expert_ranks)
+        return np.ascontiguousarray(self.owners)
 
 
 class Completion(NamedTuple):

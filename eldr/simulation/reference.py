@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from eldr.simulation.placement import counted_slowest, expected_slowest
 from eldr.simulation.pool import Completion, PoolConfig, Totals
 from eldr.simulation.replay import LOG_UNIT, Replay
 
@@ -66,8 +67,7 @@ class ReferencePool:
 
     def __init__(self, replay: Replay, config: PoolConfig) -> None:
         self._replay, self._config = replay, config
-        experts, ranks = replay.geometry.experts, config.expert_ranks
-        self._rank = np.arange(experts) * ranks // experts
+        self._owners = config.placed(replay.geometry)
         self._workers: list[_Worker] = []
         self._clock, self._submitted = 0.0, 0
 
@@ -104,7 +104,7 @@ class ReferencePool:
                     done += self._finish(index, w)
                 elif (start := w.next_start()) < until:
                     w.now = start
-                    self._begin(w)
+                    self._begin(index, w)
                 else:
                     break
         self._clock = until
@@ -124,12 +124,12 @@ class ReferencePool:
         w.totals.reserved = sum(r.need for r in w.active)
         return replace(w.totals, distinct=w.totals.distinct.copy(), use=w.totals.use.copy())
 
-    def _begin(self, w: _Worker) -> None:
+    def _begin(self, index: int, w: _Worker) -> None:
         while w.waiting and w.waiting[0][0] <= w.now and self._fits(w, w.waiting[0][2]):
             w.active.append(heapq.heappop(w.waiting)[2])
         used = self._expected(w) if self._config.expected else self._counted(w)
         kv = sum(r.context + r.done for r in w.active)
-        cells = sum(self._slowest(layer) for layer in used)
+        cells = self._slowest(index, used)
         duration = self._config.cost.seconds(cells, kv, len(w.active))
         w.end = w.now + duration
         w.step = (kv, cells, used)
@@ -182,6 +182,10 @@ class ReferencePool:
             geometry.layers, geometry.experts
         )
 
-    def _slowest(self, layer: _Use) -> float:
-        per_rank = np.bincount(self._rank, layer, self._config.expert_ranks)
-        return float(per_rank.max())
+    def _slowest(self, index: int, used: _Use) -> float:
+        """D of the step cost: on one rank all that is read, else what the slowest rank reads."""
+        ranks = self._config.expert_ranks
+        owner = self._owners[index % len(self._owners)]
+        if ranks == 1:
+            return float(used.sum())
+        return (expected_slowest if self._config.expected else counted_slowest)(used, owner, ranks)

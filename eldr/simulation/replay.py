@@ -63,19 +63,3 @@ def bit_sets(topk: npt.NDArray[np.integer], experts: int) -> npt.NDArray[np.uint
         here = np.where(ids >> np.uint64(6) == word, bit, np.uint64(0))
         out[:, :, word] = np.bitwise_or.reduce(here, axis=2)
     return out
-
-
-def rank_masks(geometry: Geometry, ranks: int) -> npt.NDArray[np.uint64]:
-    """Experts held by each expert-parallel rank in contiguous blocks, uint64 [R, L, words].
-
-    Raises:
-        ValueError: if the ranks cannot share the experts (R < 1 or R > E).
-    """
-    if not 1 <= ranks <= geometry.experts:
-        raise ValueError(f"expert parallelism: {ranks} ranks cannot share {geometry.experts}")
-    owner = np.arange(geometry.experts) * ranks // geometry.experts
-    held = [
-        bit_sets(np.flatnonzero(owner == r)[None, None, :], geometry.experts)[0, 0]
-        for r in range(ranks)
-    ]
-    return np.ascontiguousarray(np.repeat(np.stack(held)[:, None], geometry.layers, axis=1))

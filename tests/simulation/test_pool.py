@@ -8,7 +8,7 @@ import pytest
 from eldr.routing.cost import StepCost
 from eldr.simulation.pool import PoolConfig
 from eldr.simulation.reference import ReferencePool, draw
-from eldr.simulation.replay import Replay, bit_sets, rank_masks
+from eldr.simulation.replay import Replay, bit_sets
 from tests.simulation.helpers import drive, random_trace
 
 native = pytest.importorskip("eldr.simulation.native", reason="eldr._native is not built")
@@ -17,13 +17,21 @@ COST = StepCost(base=3e-3, expert=5e-5, kv=1e-7, request=1e-5)
 REPLAY = Replay.of(random_trace())
 
 
+def owners(ranks, seed):
+    """Contiguous blocks for even seeds, else two random placements for the three workers."""
+    if seed % 2 == 0:
+        return None
+    return np.random.default_rng(seed).integers(ranks, size=(2, 3, 70)).astype(np.uint8)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("batch", "kv"), [(256, 1 << 40), (3, 1 << 40), (256, 500), (1, 340)])
 def test_discrete_times_equal_the_reference_bit_for_bit(ranks, seed, batch, kv):
     config = PoolConfig(
-        COST, max_batch=batch, kv_tokens=kv, expert_ranks=ranks, seed=seed, track_use=True
-    )
+        COST, max_batch=batch, kv_tokens=kv, expert_ranks=ranks, seed=seed, track_use=True,
+        owners=owners(ranks, seed),
+    )  # fmt: skip
     fast, plain = NativePool(REPLAY, config), ReferencePool(REPLAY, config)
     done = drive(fast, 24, 3, 40, seed)
     assert done == drive(plain, 24, 3, 40, seed)
@@ -38,10 +46,14 @@ def test_discrete_times_equal_the_reference_bit_for_bit(ranks, seed, batch, kv):
         assert a.running == a.waiting == a.reserved == 0
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("batch", "kv"), [(256, 1 << 40), (3, 1 << 40), (256, 500)])
-def test_expected_runs_of_steps_equal_single_steps(seed, batch, kv):
-    config = PoolConfig(COST, max_batch=batch, kv_tokens=kv, expected=True, track_use=True)
+def test_expected_runs_of_steps_equal_single_steps(ranks, seed, batch, kv):
+    config = PoolConfig(
+        COST, max_batch=batch, kv_tokens=kv, expected=True, track_use=True, expert_ranks=ranks,
+        owners=owners(ranks, seed),
+    )  # fmt: skip
     fast, plain = NativePool(REPLAY, config), ReferencePool(REPLAY, config)
     done, slow = drive(fast, 24, 3, 40, seed), drive(plain, 24, 3, 40, seed)
     times = {c.request: c.time for c in slow}
@@ -52,6 +64,7 @@ def test_expected_runs_of_steps_equal_single_steps(seed, batch, kv):
         a, b = fast.totals(w), plain.totals(w)
         assert (a.steps, a.tokens) == (b.steps, b.tokens)
         assert a.kv == pytest.approx(b.kv, rel=1e-12)
+        assert a.slowest == pytest.approx(b.slowest, rel=1e-9)
         np.testing.assert_allclose(a.distinct, b.distinct, rtol=1e-9)
         np.testing.assert_allclose(a.use, b.use, rtol=1e-9)
 
@@ -112,8 +125,10 @@ def test_refusals(make):
         pool.advance(0.5)
     with pytest.raises(ValueError, match="positive"):
         PoolConfig(COST, max_batch=0)
-    with pytest.raises(ValueError, match="ranks"):
-        PoolConfig(COST, expected=True, expert_ranks=2)
+    with pytest.raises(ValueError, match="expert_ranks"):
+        PoolConfig(COST, expert_ranks=256)
+    with pytest.raises(ValueError, match="71 ranks cannot share 70"):
+        make(REPLAY, PoolConfig(COST, expert_ranks=71))
 
 
 def test_native_refuses_arrays_that_do_not_fit():
@@ -128,14 +143,7 @@ def test_native_refuses_arrays_that_do_not_fit():
         pool.submit(0, 0, 24, 1, 1, 0.0)
 
 
-def test_bit_sets_and_rank_masks():
+def test_bit_sets():
     topk = np.array([[[0, 63, 64, 69]]], np.uint8)
     words = bit_sets(topk, 70)
     assert words.tolist() == [[[1 | 1 << 63, 1 | 1 << 5]]]
-    masks = rank_masks(REPLAY.geometry, 3)
-    held = [sum(int(w).bit_count() for w in masks[r, 0]) for r in range(3)]
-    assert sum(held) == 70
-    assert max(held) - min(held) <= 1
-    assert np.bitwise_and.reduce(masks, axis=0).sum() == 0
-    with pytest.raises(ValueError, match="ranks"):
-        rank_masks(REPLAY.geometry, 71)

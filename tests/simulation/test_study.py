@@ -11,6 +11,7 @@ from eldr import cli
 from eldr.simulation import report
 from eldr.simulation.cells import ArrivalSpec, Case, Cell
 from eldr.simulation.cost import study_cost
+from eldr.simulation.placement import PLACEMENTS
 from eldr.simulation.policies import parse
 from eldr.simulation.study import study
 from eldr.simulation.traffic import Mix, split
@@ -78,6 +79,33 @@ def test_a_study_averages_seeds_and_is_the_same_in_any_number_of_processes():
     assert one[0].figures["random"]["tpot_ms"]["p50"] == pytest.approx(np.mean(seeds))
     assert one[0].gains["marginal_cost"]["p50"] > 5.0
     assert one[0].figures["random"]["requests"]["done"] == 1600
+
+
+def test_levelled_ranks_make_steps_shorter_and_clusters_more_so():
+    def median(policy, placement):
+        made = cell(batch=16.0, expert_ranks=8, placement=placement, expected=True)
+        return float(np.nanmedian(Case(made, 0).run(policy).tpot))
+
+    band = "locality_band:tau=0.1"
+    linear, spread, clusters = (median(band, p) for p in ("linear", "spread", "clusters"))
+    assert clusters < spread < linear
+    # Without centroids a worker has no cluster of its own.
+    assert median("least_requests", "clusters") == median("least_requests", "spread")
+    assert median("least_requests", "round_robin") != median("least_requests", "linear")
+    with pytest.raises(ValueError, match="placement is one of"):
+        cell(placement="random")
+
+
+def test_policies_are_told_what_an_expert_costs_a_step_of_several_ranks():
+    whole = Case(cell(), 0)
+    ranked = Case(cell(expert_ranks=4), 0)
+
+    def told(case):
+        return case._builder._knowledge.cost.expert
+
+    assert told(whole) == study_cost(GEOMETRY).expert
+    # Four level ranks would read a quarter each; the slowest reads more than that.
+    assert 0.25 < told(ranked) / told(whole) < 0.5
 
 
 def test_domain_shares_hold_in_both_halves():
@@ -171,6 +199,20 @@ def test_command_line_takes_prefill_events_and_load(capsys, tmp_path):
     )  # fmt: skip
     assert code == cli.DONE
     assert "least_requests" in capsys.readouterr().out
+
+
+def test_the_command_line_knows_every_placement(capsys):
+    code = cli.main(
+        ["simulate", "--workers", "2", "--requests", "100", "--model", "qwen3-235b-a22b",
+         "--tensor-parallel", "4", "--expert-parallel", "--placement", "clusters", "--expected",
+         "--policy", "random", "--policy", "locality_band", "--output-tokens", "30"]
+    )  # fmt: skip
+    assert code == cli.DONE
+    assert "locality_band" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(["simulate", "--placement", "none"])
+    message = capsys.readouterr().err
+    assert all(name in message for name in PLACEMENTS)
 
 
 @pytest.mark.parametrize(
