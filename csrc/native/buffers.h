@@ -67,7 +67,7 @@ inline bool same_size(const char* name, int64_t actual, int64_t expected) {
 
 PyObject* assign_exact(PyObject*, PyObject* args);
 PyObject* assign_prices(PyObject*, PyObject* args);
-PyObject* activation(PyObject*, PyObject* args);
+PyObject* activate(PyObject*, PyObject* args);
 PyObject* weigh(PyObject*, PyObject* args);
 PyObject* dots(PyObject*, PyObject* args);
 PyObject* least(PyObject*, PyObject* args);

@@ -11,9 +11,10 @@ PyMethodDef methods[] = {
     {"assign_prices", eldr::assign_prices, METH_VARARGS,
      "assign_prices(cost f32[N, W], capacity i64[W], prices f64[W], rounds, step) -> overfull\n\n"
      "Improves bin prices by dual ascent, in place; returns the points above capacity."},
-    {"activation", eldr::activation, METH_VARARGS,
-     "activation(counts u32[n], scale, prior f32[n], out i16[n]) -> any count\n\n"
-     "out = min(trunc(counts * scale + prior), 32767), in float32 without contraction."},
+    {"activate", eldr::activate, METH_VARARGS,
+     "activate(counts u32[n], scale, mean f32[n], keep, out i16[n]) -> any count\n\n"
+     "out = min(trunc(counts * scale + (mean * keep + 0.5)), 32767), in float32 without"
+     " contraction."},
     {"weigh", eldr::weigh, METH_VARARGS,
      "weigh(counts u32[n], weights f32[n], scale, out i16[n]) -> sum of squares of out\n\n"
      "out = min(trunc(counts * weights * scale + 0.5), 32767), in float32 without contraction."},

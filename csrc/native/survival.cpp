@@ -15,14 +15,15 @@ namespace {
 constexpr int64_t kBlock = 256;  // cells whose products fit int32: 256 x 2^15 x 255 < 2^31
 constexpr float kTop = 32767.0f;
 
-ELDR_CLONES uint32_t activation_loop(const uint32_t* counts, float scale, const float* prior,
-                                     int64_t n, int16_t* out) {
+ELDR_CLONES uint32_t activation_loop(const uint32_t* counts, float scale, const float* mean,
+                                     float keep, int64_t n, int16_t* out) {
   uint32_t any = 0;
   for (int64_t i = 0; i < n; ++i) {
     any |= counts[i];
     // Counts stay below 2^31 (checked when a signature is decoded): the signed conversion is one
     // instruction, the unsigned one is not.
-    float v = static_cast<float>(static_cast<int32_t>(counts[i])) * scale + prior[i];
+    const float prior = mean[i] * keep + 0.5f;  // one half, so that truncation rounds
+    float v = static_cast<float>(static_cast<int32_t>(counts[i])) * scale + prior;
     v = v < kTop ? v : kTop;
     out[i] = static_cast<int16_t>(static_cast<int32_t>(v));
   }
@@ -81,20 +82,21 @@ ELDR_CLONES int64_t shift_loop(int32_t* load, const int16_t* x, int32_t sign,
 
 namespace eldr {
 
-PyObject* activation(PyObject*, PyObject* args) {
-  PyObject *counts_o, *prior_o, *out_o;
-  double scale;
-  if (!PyArg_ParseTuple(args, "OdOO", &counts_o, &scale, &prior_o, &out_o)) return nullptr;
+PyObject* activate(PyObject*, PyObject* args) {
+  PyObject *counts_o, *mean_o, *out_o;
+  double scale, keep;
+  if (!PyArg_ParseTuple(args, "OdOdO", &counts_o, &scale, &mean_o, &keep, &out_o)) return nullptr;
   View<uint32_t> counts(counts_o, "counts");
   if (!counts.ok()) return nullptr;
-  View<float> prior(prior_o, "prior");
-  if (!prior.ok()) return nullptr;
+  View<float> mean(mean_o, "mean");
+  if (!mean.ok()) return nullptr;
   View<int16_t, true> out(out_o, "out");
-  if (!out.ok() || !same_size("prior", prior.size(), counts.size()) ||
+  if (!out.ok() || !same_size("mean", mean.size(), counts.size()) ||
       !same_size("out", out.size(), counts.size()))
     return nullptr;
-  return PyBool_FromLong(activation_loop(counts.data(), static_cast<float>(scale), prior.data(),
-                                         counts.size(), out.data()) != 0);
+  return PyBool_FromLong(activation_loop(counts.data(), static_cast<float>(scale), mean.data(),
+                                         static_cast<float>(keep), counts.size(),
+                                         out.data()) != 0);
 }
 
 PyObject* weigh(PyObject*, PyObject* args) {

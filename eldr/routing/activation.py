@@ -58,7 +58,6 @@ class ActivationModel:
         self._pending = np.zeros(geometry.cells, np.uint32)
         self._tokens = 0.0
         self._mean = np.full(geometry.cells, geometry.top_k / geometry.experts, np.float32)
-        self._scratch = np.empty(geometry.cells, np.float32)
         self._age = 0
 
     @property
@@ -73,11 +72,10 @@ class ActivationModel:
         """
         covered = signature.tokens * signature.coverage
         weight = self.shrinkage.weight(covered)
-        np.multiply(self._mean, np.float32((1.0 - weight) * fixed.P_ONE), out=self._scratch)
-        self._scratch += np.float32(0.5)
         out = np.empty(self.geometry.cells, np.int16)
         counts = np.ascontiguousarray(signature.counts, np.uint32).reshape(-1)
-        hit = fixed.activation(counts, fixed.P_ONE * weight / covered, self._scratch, out)
+        scale, keep = fixed.P_ONE * weight / covered, fixed.P_ONE * (1.0 - weight)
+        hit = fixed.activation(counts, scale, self._mean, keep, out)
         return out if hit else None
 
     def observe(self, signature: Signature) -> None:

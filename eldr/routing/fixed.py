@@ -51,7 +51,7 @@ SURVIVAL = _survival_table()
 
 
 _NEEDED = (
-    *("activation", "weigh", "dots", "shift", "place", "least"),
+    *("activate", "weigh", "dots", "shift", "place", "least"),
     *("assign_exact", "assign_prices"),
 )
 
@@ -75,20 +75,24 @@ def _load_native() -> ModuleType | None:
 native: ModuleType | None = _load_native()
 
 
-def activation(counts: npt.NDArray[np.uint32], scale: float, prior: F32, out: I16) -> bool:
-    """out[i] = min(trunc(counts[i] * scale + prior[i]), 2^15 - 1), float32 arithmetic.
+def activation(
+    counts: npt.NDArray[np.uint32], scale: float, mean: F32, keep: float, out: I16
+) -> bool:
+    """out[i] = min(trunc(counts[i] * scale + (mean[i] * keep + 0.5)), 2^15 - 1), in float32.
 
     Args:
         counts: uint32 [n], contiguous.
         scale: 2^15 * weight of the counts.
-        prior: float32 [n], 2^15 * prior part + 0.5 (so that truncation rounds).
+        mean: float32 [n], what the counts are shrunk towards.
+        keep: 2^15 * weight of the mean.
         out: int16 [n], written.
 
     Returns:
         Whether any count is not zero.
     """
     if native is not None:
-        return bool(native.activation(counts, scale, prior, out))
+        return bool(native.activate(counts, scale, mean, keep, out))
+    prior = mean * np.float32(keep) + np.float32(0.5)  # one half, so that truncation rounds
     value = counts.astype(np.int32).astype(np.float32) * np.float32(scale) + prior
     out[:] = np.minimum(value, np.float32(P_ONE - 1)).astype(np.int16)
     return bool(counts.any())

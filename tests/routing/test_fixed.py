@@ -36,11 +36,11 @@ def arrays(seed, cells, workers):
 @pytest.mark.parametrize("cells", [1, 15, 16, 17, 1023, 1024, 1025, 6144])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_native_equals_numpy(plain, cells, workers):
-    counts, prior, rows = arrays(cells, cells, workers)
+    counts, mean, rows = arrays(cells, cells, workers)
     ours, theirs = np.empty(cells, np.int16), np.empty(cells, np.int16)
     for scale in (0.0, 1e-3, 0.37, 11.7, 4096.0):
-        fixed.activation(counts, scale, prior, ours)
-        plain(fixed.activation, counts, scale, prior, theirs)
+        fixed.activation(counts, scale, mean, 0.77, ours)
+        plain(fixed.activation, counts, scale, mean, 0.77, theirs)
         np.testing.assert_array_equal(ours, theirs)
         np.testing.assert_array_equal(fixed.dots(ours, rows), plain(fixed.dots, ours, rows))
     load = np.random.default_rng(1).integers(0, 90_000, cells, dtype=np.int32)
@@ -66,7 +66,7 @@ def test_the_largest_values_do_not_overflow():
 def test_activation_saturates_just_below_one():
     out = np.empty(2, np.int16)
     counts = np.array([100, 0], np.uint32)
-    fixed.activation(counts, float(fixed.P_ONE), np.full(2, 0.5, np.float32), out)
+    fixed.activation(counts, float(fixed.P_ONE), np.zeros(2, np.float32), 1.0, out)
     assert out.tolist() == [fixed.P_ONE - 1, 0]
 
 
