@@ -1,7 +1,7 @@
 """A/B on live traffic: watches an experiment until it can tell, or a time limit.
 
     eldr serve ... --ab least_requests locality_band --ab-period 60
-    python ab_on_live_traffic.py http://127.0.0.1:8000 3600
+    python examples/ab_on_live_traffic.py http://127.0.0.1:30000 3600
 
 Periods of whole minutes give the fleet to one policy at a time (switchback), so batches are never
 mixed and the difference in TPOT is the one that a full roll-out would have. Exit code 0: a policy

@@ -17,7 +17,7 @@ comes from ELDR_SERVE_ADMIN_KEY. The request id is the client's X-Request-Id, or
 router gave. Of several decisions for one id (retries), the last one is explained.
 
 examples:
-  eldr explain --last --from http://127.0.0.1:8000
+  eldr explain --last --from http://127.0.0.1:30000
   eldr explain chatcmpl-42 --from decisions.jsonl
   eldr explain chatcmpl-42 --from decisions.jsonl --json | jq .explanation.sentence
 
@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from",
         dest="source",
-        default="http://127.0.0.1:8000",
+        default="http://127.0.0.1:30000",
         metavar="FROM",
         help="URL of a router's operator surface, or a decision log (default: %(default)s)",
     )

@@ -19,7 +19,7 @@ needs no network and no other file. A router's admin key comes from ELDR_SERVE_A
 
 examples:
   eldr report decisions.jsonl -o report.html
-  eldr report http://127.0.0.1:8000 -o report.html
+  eldr report http://127.0.0.1:30000 -o report.html
   eldr report decisions.jsonl -o report.html --json
 
 exit codes: 0 written, 2 usage, 3 the log or the router cannot be read, or the file not written
