@@ -62,7 +62,17 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decision:
-    """A committed choice: the reservation of one request on one worker."""
+    """A committed choice: the reservation of one request on one worker.
+
+    Attributes:
+        request_id: the request's.
+        worker: the one chosen.
+        policy: name of the policy.
+        choice: what the policy answered.
+        candidates: slots that could have been chosen, [C].
+        names: of all slots.
+        load: int64 [C], requests that ran on each candidate before this one.
+    """
 
     request_id: str
     worker: Worker
@@ -70,6 +80,7 @@ class Decision:
     choice: Choice
     candidates: Slots
     names: tuple[str, ...]
+    load: npt.NDArray[np.int64]
 
     @property
     def reason(self) -> Reason | None:
@@ -93,6 +104,7 @@ class Decision:
             "branch": choice.branch,
             "reason": None if choice.reason is None else str(choice.reason),
             "candidates": names,
+            "load": dict(zip(names, self.load.tolist(), strict=True)),
             "scores": None
             if scores is None
             else dict(zip(names, [round(float(s), 9) for s in scores], strict=True)),

@@ -166,11 +166,13 @@ class Fleet:
                 raise ValueError(f"fleet: request {request.id!r} is reserved already")
             candidates = self._allowed(exclude)
             choice, activation = self._choose(request, candidates)
+            table = self._table
+            load = table.requests[candidates]
             self._commit(request, choice, activation)
-            worker = self._table.workers[choice.slot]
+            worker = table.workers[choice.slot]
             assert worker is not None  # candidates hold workers only
             return Decision(
-                request.id, worker, self.policy.name, choice, candidates, self._table.names
+                request.id, worker, self.policy.name, choice, candidates, table.names, load
             )
 
     def release(self, request_id: str) -> bool:
@@ -276,6 +278,7 @@ class Fleet:
         table.requests[slot] += 1
         table.kv_tokens[slot] += request.kv_tokens
         table.turns[slot] += 1.0 / table.weight[slot]
+        table.lengths.add(request.new_tokens)
         if activation is not None and table.experts is not None:
             table.experts.add(slot, activation)
             if self.activations is not None and request.signature is not None:

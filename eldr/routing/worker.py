@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eldr.routing.expert_load import ExpertLoad
+from eldr.routing.lengths import Lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class WorkerTable:
         weight: float64 [S].
         open: bool [S], takes new requests.
         experts: expert load, or None when it is not tracked.
+        lengths: mean predicted decode length of the requests placed.
         epoch: changes whenever a worker joins or leaves.
     """
 
@@ -62,6 +64,7 @@ class WorkerTable:
         self.weight: npt.NDArray[np.float64] = np.ones(0, np.float64)
         self.open: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         self.experts = experts
+        self.lengths = Lengths()
         self.epoch = 0
 
     def put(self, worker: Worker) -> int:

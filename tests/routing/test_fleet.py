@@ -34,6 +34,16 @@ def test_reserve_and_release_exactly_once():
     f.check_integrity()
 
 
+@pytest.mark.parametrize("policy", ["least_requests", "marginal_cost"])
+def test_a_decision_tells_the_load_that_it_found(policy):
+    f = fleet(policy=policy)
+    for i in range(7):
+        before = loads(f)
+        told = f.reserve(request(i, only(i)), exclude=["d1"] if i > 3 else ()).explain()
+        assert told["load"] == {name: before[name] for name in told["candidates"]}
+        assert all(type(n) is int for n in told["load"].values())
+
+
 def test_an_id_that_runs_cannot_be_reserved_again():
     f = fleet()
     f.reserve(request(1))

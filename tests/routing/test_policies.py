@@ -7,6 +7,7 @@ import pytest
 
 from eldr.routing import POLICIES, Fleet, Reason, StepCost, Worker, fixed, make_policy
 from eldr.routing.decision import Context
+from eldr.routing.lengths import Lengths
 from eldr.routing.policies.affinity import domain_pools
 from eldr.signature import Signature
 from tests.routing.helpers import SMALL, axis_partition, only, request, signatures
@@ -206,6 +207,43 @@ def test_marginal_cost_explains_itself():
     assert set(story["scores"]) == set(NAMES)
     # Every hit on one expert of each layer: three experts, all new, and a little of the rest.
     assert 2.5 < story["added_experts"] < 6
+
+
+def test_a_long_request_spares_the_others_and_a_short_one_itself():
+    """d0 runs many that share the request's experts, d1 has the shorter step and shares none."""
+
+    def choose(new_tokens):
+        fleet = build("marginal_cost", names=["d0", "d1"], guard=100.0, power=1,
+                      cost=StepCost(1e-3, 1e-3))  # fmt: skip
+        for i in range(20):
+            fleet.reserve(request(i, only(2), new_tokens=100), exclude=["d1"])
+        for i in range(20, 26):
+            fleet.reserve(request(i, only(9), new_tokens=100), exclude=["d0"])
+        mixed = np.zeros((3, 16), np.uint32)
+        mixed[:, 2], mixed[:, 5] = 50, 5
+        return fleet.reserve(request(26, Signature(mixed, 62), new_tokens=new_tokens))
+
+    usual = list(choose(100).choice.scores)
+    assert list(choose(None).choice.scores) == usual
+    assert list(choose(0).choice.scores) == usual
+    short, long = choose(10), choose(1000)
+    assert short.choice.scores[1] < usual[1] < long.choice.scores[1]
+    assert (short.worker.name, long.worker.name) == ("d1", "d0")
+
+
+def test_lengths_need_a_mean_and_fade():
+    known = Lengths()
+    for _ in range(15):
+        known.add(100)
+    assert known.relative(400) == 1.0
+    for unknown in (None, 0, -5):
+        known.add(unknown)
+        assert known.relative(unknown) == 1.0
+    known.add(100)
+    assert [known.relative(n) for n in (1, 60, 150, 9999)] == [0.5, 0.6, 1.5, 2.0]
+    for _ in range(20_000):
+        known.add(10)
+    assert known.relative(15) == pytest.approx(1.5, rel=0.01)
 
 
 def test_weights_attract_load():

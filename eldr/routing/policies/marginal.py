@@ -24,6 +24,9 @@ class MarginalCost(Policy):
     almost nothing, and the sum alone would pile requests onto one worker: only workers whose load
     is at most (1 + guard) * mean load + 1 are considered.
 
+    A request delays the others for as long as it decodes: where its length is predicted, the hedge
+    grows and falls with it, relative to the mean prediction (`eldr.routing.lengths`).
+
     The coefficients start from `cost`, or from `step_fit.prior`, and follow measured steps.
 
     Args:
@@ -59,7 +62,9 @@ class MarginalCost(Policy):
             return least_requests(context, context.reason)
         if self.fit is None:
             self.fit = StepFit(prior(experts.cells))
-        t = terms(self.fit.cost, experts.cells, context.request.kv_tokens, self.hedge)
+        request = context.request
+        hedge = self.hedge * table.lengths.relative(request.new_tokens)
+        t = terms(self.fit.cost, experts.cells, request.kv_tokens, hedge)
         dots = fixed.dots(context.activation, experts.survival)
         slots = context.candidates
         total, at = place(t, self.power, self.guard, dots, table, slots)
