@@ -38,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
     except ConfigError as error:
         print(f"eldr serve: {error}", file=sys.stderr)
         return USAGE
+    for note in resolved.notes:
+        print(f"eldr serve: {note}", file=sys.stderr)
     if args.show_config:
         _print_config(show(resolved), as_json=args.json)
         return DONE

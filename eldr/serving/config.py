@@ -27,11 +27,14 @@ _SECONDS = (
     "discovery_interval",
     "ab_period",
     "eject_seconds",
+    "retry_pause",
+    "retry_longest_pause",
     "health_interval",
     "health_timeout",
 )
 _AT_LEAST_ONE = (
     "attempts",
+    "retry_growth",
     "eject_failures",
     "health_failures",
     "decision_buffer",
@@ -77,15 +80,24 @@ class RouterConfig:
         120.0, "workers", "how long workers may take to answer at start"
     )
 
-    policy: str = _option("least_requests", "routing", "rule that picks the decode worker")
+    policy: str = _option(
+        "auto",
+        "routing",
+        "rule that picks the decode worker; auto: marginal_cost if the prefill workers send "
+        "signatures, else least_requests",
+    )
     partition: str = _option("", "routing", "fitted partition file, for policies that need one")
     tau: float = _option(0.1, "routing", "width of the locality band")
     min_coverage: float = _option(
         0.5, "routing", "signatures that cover a smaller share of the prompt are not used"
     )
     seed: int = _option(0, "routing", "seed of the policies that draw random numbers")
-    prefill_policy: Literal["prefix_hash", "least_requests", "round_robin"] = _option(
-        "prefix_hash", "routing", "rule that picks the prefill worker"
+    prefill_policy: Literal["prefix_hash", "cache_aware", "least_requests", "round_robin"] = (
+        _option(
+            "prefix_hash",
+            "routing",
+            "rule that picks the prefill worker; cache_aware is prefix_hash by another name",
+        )
     )
 
     unsplittable: Literal["whole", "fail"] = _option(
@@ -147,6 +159,9 @@ class RouterConfig:
 
     attempts: int = _option(5, "faults", "tries per leg, each on another worker while there is one")
     retry_budget: float = _option(0.5, "faults", "retries that each request earns for all")
+    retry_pause: float = _option(0.02, "faults", "longest pause before the first retry")
+    retry_growth: float = _option(2.0, "faults", "how many times longer each next pause may be")
+    retry_longest_pause: float = _option(2.0, "faults", "longest pause before any retry")
     eject_failures: int = _option(5, "faults", "consecutive failed requests that eject a worker")
     eject_seconds: float = _option(5.0, "faults", "first pause before an ejected worker is tried")
     slow_start: float = _option(20.0, "faults", "ramp of a worker that came back; 0: none")

@@ -28,7 +28,13 @@ from eldr.serving.legs import LegLimits, Legs, WholeRules
 from eldr.serving.metrics import Metrics
 from eldr.serving.origins import Client
 from eldr.serving.page import snapshots
-from eldr.serving.policy import PolicyMaker, check_names, live_policies, signature_policy
+from eldr.serving.policy import (
+    PolicyMaker,
+    check_names,
+    decided,
+    live_policies,
+    signature_policy,
+)
 from eldr.serving.prefill_pool import PrefillPool
 from eldr.serving.probe import geometry_of, wait_for
 from eldr.serving.retry import RetryBudget, RetryRules
@@ -65,6 +71,7 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
         )
         await wait_for(session, [*prefill, *decode], config.startup_timeout)
         geometry = await geometry_of(session, prefill, required_by=signature_policy(config))
+        config = decided(config, geometry)
         metrics, decisions = Metrics(), DecisionBuffer(config.decision_buffer)
         prefill_pool = PrefillPool(prefill, config.prefill_policy)
         decode_pool = _decode_pool(config, geometry, decode, metrics, decisions)
@@ -178,7 +185,13 @@ def _legs(
 ) -> Legs:
     kv_release = KvRelease(metrics)
     stack.push_async_callback(kv_release.close)
-    rules = RetryRules(attempts=config.attempts, budget=config.retry_budget)
+    rules = RetryRules(
+        attempts=config.attempts,
+        budget=config.retry_budget,
+        base=config.retry_pause,
+        growth=config.retry_growth,
+        longest=config.retry_longest_pause,
+    )
     return Legs(
         prefill,
         decode,

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from eldr.serving import dropin
 from eldr.serving.config import ConfigError, RouterConfig, options
 
 ENV_PREFIX = "ELDR_SERVE_"
@@ -21,10 +22,15 @@ _CONFIG_ENV = ENV_PREFIX + "CONFIG"
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A configuration and the origin of each of its values."""
+    """A configuration and the origin of each of its values.
+
+    Attributes:
+        notes: what of the command line has no effect, and why.
+    """
 
     config: RouterConfig
     origins: dict[str, str]
+    notes: list[str]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         if group not in groups:
             groups[group] = parser.add_argument_group(group)
         _add(groups[group], name, _type(name), option)
+    dropin.add_flags(parser)
 
 
 def show(resolved: Resolved) -> dict[str, dict[str, Any]]:
@@ -87,8 +94,10 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str] | None = None) -> R
     """
     environment = os.environ if env is None else env
     path = getattr(args, "config", None) or environment.get(_CONFIG_ENV)
+    given = dict(vars(args))
+    translated, notes = dropin.translate(given)
     layers: list[tuple[str, dict[str, Any]]] = [
-        ("flag", {n: v for n, v in vars(args).items() if n in options()}),
+        ("flag", {n: v for n, v in {**given, **translated}.items() if n in options()}),
         ("environment", _from_environment(environment)),
         (f"file {path}", _from_file(path) if path else {}),
     ]
@@ -98,7 +107,7 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str] | None = None) -> R
         for name, value in layer.items():
             values[name] = _convert(name, value, origin, strict=origin.startswith("file"))
             origins[name] = origin
-    return Resolved(RouterConfig(**values), origins)
+    return Resolved(RouterConfig(**values), origins, notes)
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from eldr.geometry import Geometry
@@ -14,6 +15,7 @@ from eldr.serving.errors import StartError
 
 # The domain oracle needs labels that real requests do not have.
 SERVING_POLICIES = tuple(name for name in POLICIES if name != "domain")
+AUTO = "auto"
 _BY_CENTROID = frozenset({"locality_band", "nearest", "nearest_two", "bounded_load"})
 _BY_SIGNATURE = _BY_CENTROID | {"marginal_cost"}
 
@@ -31,9 +33,17 @@ def check_names(config: RouterConfig) -> tuple[str, ...]:
     """
     named = (*live_policies(config), *config.shadow)
     for name in named:
-        if name not in SERVING_POLICIES:
-            raise StartError(f"unknown policy {name!r}; there are {', '.join(SERVING_POLICIES)}")
+        if name not in SERVING_POLICIES and not (name == AUTO and not config.ab):
+            known = ", ".join((AUTO, *SERVING_POLICIES))
+            raise StartError(f"unknown policy {name!r}; there are {known}")
     return named
+
+
+def decided(config: RouterConfig, geometry: Geometry | None) -> RouterConfig:
+    """The configuration with a policy in place of `auto`: what the workers allow."""
+    if config.policy != AUTO:
+        return config
+    return replace(config, policy="least_requests" if geometry is None else "marginal_cost")
 
 
 def signature_policy(config: RouterConfig) -> str | None:

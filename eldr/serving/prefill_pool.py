@@ -40,7 +40,7 @@ class PrefillPool(Pool):
     def _pick(self, able: list[Endpoint], prefix: bytes) -> Endpoint:
         if len(able) == 1:
             return able[0]
-        if self._policy == "prefix_hash":
+        if self._policy in ("prefix_hash", "cache_aware"):
             return _by_prefix(able, prefix)
         start = next(self._turn)
         if self._policy == "round_robin":

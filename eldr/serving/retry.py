@@ -14,7 +14,8 @@ class RetryRules:
         attempts: tries per leg.
         budget: retries that each request earns for all requests.
         reserve: retries that are there without any request.
-        base: seconds, upper end of the first pause; each next doubles it.
+        base: seconds, upper end of the first pause.
+        growth: by which each next pause's upper end is multiplied.
         longest: seconds, upper end of any pause.
     """
 
@@ -22,6 +23,7 @@ class RetryRules:
     budget: float = 0.5
     reserve: float = 100.0
     base: float = 0.02
+    growth: float = 2.0
     longest: float = 2.0
 
 
@@ -65,6 +67,8 @@ class RetryBudget:
         return True
 
     def pause(self, retry: int) -> float:
-        """Seconds before retry number `retry` (0, 1, ...): uniform up to a doubling bound."""
+        """Seconds before retry number `retry` (0, 1, ...): uniform up to a growing bound."""
         rules = self.rules
-        return self._random.uniform(0.0, min(rules.longest, rules.base * 2.0 ** min(retry, 16)))
+        return self._random.uniform(
+            0.0, min(rules.longest, rules.base * rules.growth ** min(retry, 16))
+        )

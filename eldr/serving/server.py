@@ -234,7 +234,7 @@ def _announce(router: Router, sockets: dict[str, socket.socket], seconds: float)
         config.host,
         sockets["main"].getsockname()[1],
         seconds,
-        " against ".join(live_policies(config)),
+        " against ".join(live_policies(router.config)),
         len(router.prefill.endpoints),
         len(router.decode.endpoints),
     )

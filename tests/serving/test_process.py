@@ -20,7 +20,7 @@ from eldr.demo.ports import free_ports
 from eldr.geometry import Geometry
 from tests.serving.mocks.worker import FOREVER, MockWorker, Plan, workers
 from tests.serving.partitions import save_partition
-from tests.serving.rig import events, until
+from tests.serving.rig import events, rig, until
 
 
 def _free() -> int:
@@ -98,6 +98,22 @@ async def test_policy_that_needs_signatures_and_a_worker_without_the_patch() -> 
     assert code == 3
     assert p.url in err
     assert "eldr patch apply" in err
+
+
+@pytest.mark.parametrize("patched", [True, False])
+async def test_default_policy_is_what_the_workers_allow(patched: bool) -> None:
+    p = MockWorker("prefill", geometry=Geometry(2, 8, 2) if patched else None)
+    async with rig([p], 2) as r:
+        expected = "marginal_cost" if patched else "least_requests"
+        assert r.router.config.policy == r.router.decode.fleet.policy.name == expected
+        assert (await r.complete())[0] == 200
+        assert (
+            next(r.router.decisions.newest(1)).decision.branch
+            == {
+                True: "marginal",
+                False: "least_requests",
+            }[patched]
+        )
 
 
 @pytest.mark.parametrize("what", ["geometry", "workers", "missing", "unused"])
