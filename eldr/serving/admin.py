@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable
 
@@ -10,6 +11,7 @@ from aiohttp import web
 
 from eldr.serving.config import ConfigError
 from eldr.serving.errors import ClientError, StartError
+from eldr.serving.follow import follow
 from eldr.serving.metrics import Metrics
 from eldr.serving.security import Keys
 from eldr.serving.state import Router
@@ -32,9 +34,14 @@ class Admin:
     def __init__(self, router: Router) -> None:
         self._router = router
         self._keys = Keys([router.config.admin_key] if router.config.admin_key else [])
+        self._stopping = asyncio.Event()
+
+    async def _stop(self, app: web.Application) -> None:
+        self._stopping.set()
 
     def add_to(self, app: web.Application) -> None:
         """Registers the routes."""
+        app.on_shutdown.append(self._stop)
         routes = app.router
         routes.add_get("/workers", self._guarded(self.workers))
         routes.add_post("/workers", self._guarded(self.add_worker))
@@ -86,11 +93,16 @@ class Admin:
         return json_answer({"name": name, "draining": draining == "true"})
 
     async def decisions(self, request: web.Request) -> web.StreamResponse:
-        """GET /eldr/decisions?limit=N: the last decisions, newest first."""
-        text = request.query.get("limit", "100")
-        if not text.isdigit():
+        """GET /eldr/decisions?limit=N: the last decisions, newest first; &follow=1: as events."""
+        following = request.query.get("follow", "0")
+        if following not in ("0", "1"):
+            raise _bad("follow must be 0 or 1")
+        text = request.query.get("limit", "100" if following == "0" else "0")
+        if not (text.isascii() and text.isdigit()):
             raise _bad("limit must be a number")
         buffer = self._router.decisions
+        if following == "1":
+            return await follow(request, buffer, int(text), self._stopping)
         rows = [record.explain() for record in buffer.newest(int(text))]
         return json_answer({"v": 1, "total": buffer.total, "decisions": rows})
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from eldr.routing.decision import Decision
+from eldr.serving.errors import ClientError
+
+MOST_FOLLOWERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +52,38 @@ class DecisionBuffer:
 
     def __init__(self, size: int) -> None:
         self._ring: deque[Record] = deque(maxlen=size)
+        self._followers: set[asyncio.Event] = set()
         self.total = 0
 
     def add(self, record: Record) -> None:
         """Keeps a decision, dropping the oldest."""
         self._ring.append(record)
         self.total += 1
+        for news in self._followers:
+            news.set()
 
     def newest(self, limit: int) -> Iterator[Record]:
         """Up to `limit` decisions, newest first."""
         return islice(reversed(self._ring), limit)
+
+    @contextmanager
+    def follower(self) -> Iterator[asyncio.Event]:
+        """An event that is set at every new decision, while the block runs.
+
+        Raises:
+            ClientError: 503, too many follow.
+        """
+        if len(self._followers) >= MOST_FOLLOWERS:
+            raise ClientError(503, "too_many_followers", f"{MOST_FOLLOWERS} follow already")
+        news = asyncio.Event()
+        self._followers.add(news)
+        try:
+            yield news
+        finally:
+            self._followers.discard(news)
+
+    def since(self, seen: int) -> tuple[list[Record], int]:
+        """Decisions after the first `seen`, oldest first, and how many of them are gone."""
+        new = self.total - seen
+        kept = list(self.newest(new))[::-1]
+        return kept, new - len(kept)

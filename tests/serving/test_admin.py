@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from eldr.demo.ports import free_ports
 from eldr.geometry import Geometry
 from eldr.serving.config import ConfigError, RouterConfig
+from eldr.serving.decisions import MOST_FOLLOWERS
 from eldr.serving.server import check_exposure
 from tests.serving.mocks.worker import MockWorker, Plan
 from tests.serving.partitions import save_partition
@@ -257,3 +260,45 @@ async def test_worker_headers_are_off_by_default() -> None:
         r.client.post(r.url + "/v1/completions", json={"prompt": "x"}) as response,
     ):
         assert not [name for name in response.headers if name.lower().startswith("x-eldr")]
+
+
+async def test_decisions_are_followed_as_they_are_made() -> None:
+    async with rig(1, 2, decision_buffer=4) as r:
+        for _ in range(3):
+            await r.complete()
+        url = r.url + "/eldr/decisions?follow=1&limit=2"
+        async with r.client.get(url) as response:
+            assert response.content_type == "text/event-stream"
+            rows = [await _event(response) for _ in range(2)]
+            total = r.router.decisions.total
+            await r.complete()
+            rows.append(await _event(response))
+            kept = list(r.router.decisions.newest(3))[::-1]
+            assert [row["request_id"] for row in rows] == [record.request_id for record in kept]
+            # More than the buffer holds in one go: the reader is told.
+            record = kept[0]
+            for _ in range(7):
+                r.router.decisions.add(record)
+            assert await _event(response) == {"missed": 3}
+            assert r.router.decisions.total == total + 8
+
+
+async def test_only_so_many_follow_and_a_stop_lets_them_go() -> None:
+    async with rig(1, 1) as r:
+        url = r.url + "/eldr/decisions?follow=1"
+        followers = [await r.client.get(url) for _ in range(MOST_FOLLOWERS)]
+        async with r.client.get(url) as response:
+            assert response.status == 503
+        followers[0].close()
+        await until(lambda: len(r.router.decisions._followers) == MOST_FOLLOWERS - 1)
+        async with r.client.get(url + "x") as response:
+            assert response.status == 400
+        # The rig stops with followers on: it must not hang.
+
+
+async def _event(response: aiohttp.ClientResponse) -> dict[str, object]:
+    """The next event's data."""
+    async with asyncio.timeout(10):
+        while not (line := await response.content.readline()).startswith(b"data: "):
+            assert line
+        return dict(json.loads(line[6:]))
