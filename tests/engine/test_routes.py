@@ -85,6 +85,26 @@ def test_metrics_have_closed_labels_and_every_counter():
     } <= lines
 
 
+def test_metrics_of_the_host_store():
+    store = {"hits": 4, "misses": 3, "evictions": 2, "rows": 9, "bytes": 55296}
+    counters = {"signatures": None, "decode": None, "store": store, "failed": 0}
+    lines = set(get("/eldr/metrics", Client({"counters": [counters]})).text.splitlines())
+    assert {
+        "eldr_host_store_hits_total 4.0",
+        "eldr_host_store_misses_total 3.0",
+        "eldr_host_store_evictions_total 2.0",
+        "eldr_host_store_rows 9.0",
+        "eldr_host_store_bytes 55296.0",
+    } <= lines
+
+
+def test_the_window_is_passed_on():
+    client = Client({"decode": [{"v": 1}]})
+    get("/eldr/decode", client)
+    get("/eldr/decode?window=true", client)
+    assert client.calls == [("eldr", ("decode", False)), ("eldr", ("decode", True))]
+
+
 def test_metrics_of_a_prefill_worker_have_no_decode_counters():
     signatures = dict.fromkeys(("full", "partial", "none", "guarded_blocks"), 0)
     answer = get(

@@ -51,6 +51,19 @@ def test_shipped_series_keeps_the_house_rules():
         assert (ROOT / patch.trailers["Test"]).is_file(), patch.name
 
 
+def test_readme_names_the_size_and_the_upstream_hook_of_every_patch():
+    shipped = series.load()
+    text = (ROOT / "patches/README.md").read_text(encoding="utf-8")
+    words = ("no", "one", "two", "three", "four", "five", "six")
+    changed = sum(patch.added + patch.removed for patch in shipped.patches)
+    assert f"{changed} changed lines in {words[len(shipped.patches)]} patches" in text
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| `")]
+    assert [name.strip(" `") for name, _, _ in rows] == [
+        patch.name.removesuffix(".patch") for patch in shipped.patches
+    ]
+    assert all(len(hook.strip()) > 10 for _, _, hook in rows)
+
+
 def test_shipped_series_on_the_real_files(pristine):
     command = ["--target", str(pristine)]
     before = toys.snapshot(pristine)
