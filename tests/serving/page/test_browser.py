@@ -122,6 +122,25 @@ def test_single_layers_of_a_file_are_drawn(tmp_path: Path) -> None:
     assert "all,0 d0:8200 read expert 0 in every step" in text_of(dom)
 
 
+async def test_differences_and_the_keyboard(tmp_path: Path) -> None:
+    """Differences to the mean say their scale; a redraw keeps the expert that a reader is at."""
+    page = tmp_path / "page.html"
+    page.write_text(render.page(sample()), encoding="utf-8")
+    async with open_tab(tmp_path, f"file://{page}") as tab:
+        low = "document.querySelector('#scale-low').textContent"
+        assert await tab.js(low) == "never"
+        await tab.js("document.querySelector('canvas.map').focus()")
+        await tab.key("ArrowRight")
+        said = "document.activeElement.getAttribute('aria-valuetext')"
+        first = await tab.js(said)
+        assert "read expert" in first
+        await tab.js("document.querySelector('#contrast').click()")
+        await tab.until(f"{low} !== 'never'")
+        assert "points rarer than the mean" in await tab.js(low)
+        assert await tab.js(said) == first
+        assert await tab.js("document.activeElement.getAttribute('aria-valuenow')") == "1"
+
+
 def test_log_without_counters_is_drawn(tmp_path: Path) -> None:
     dom = chromium(tmp_path, render.page(build.from_log([row()], "run.jsonl")), "--dump-dom")
     assert text_of(dom).count("this log holds no decode counters") >= 3

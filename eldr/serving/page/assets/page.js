@@ -2,7 +2,7 @@
 (() => {
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
-const state = { data: null, layer: "all", open: null, paused: false, key: "", stop: null };
+const state = { data: null, layer: "all", at: {}, open: null, paused: false, key: "", stop: null };
 
 // Everything from the router is set as text or as an attribute value: never as markup.
 function el(tag, attributes, ...children) {
@@ -63,16 +63,17 @@ function numbers(n, experts) {
     [s.why, s.why ? null : `${number(s.max)} on ${short(s.worker)}, mean ${number(s.mean)}`, s.why ? null : s.unit]);
 }
 
+// Values from -1 (below) over 0 (cold) to 1 (hot), a pixel each.
 function paint(canvas, values) {
   const style = getComputedStyle(document.documentElement);
   const rgb = (name) => style.getPropertyValue(name).trim().match(/\w\w/g).map((h) => parseInt(h, 16));
-  const a = rgb("--cold"), b = rgb("--hot");
+  const zero = rgb("--cold"), above = rgb("--hot"), below = rgb("--below");
   canvas.width = values.length;
   canvas.height = 1;
   const context = canvas.getContext("2d"), image = context.createImageData(values.length, 1);
   values.forEach((v, i) => {
-    const t = v / 63;
-    for (let c = 0; c < 3; c++) image.data[4 * i + c] = Math.round(a[c] + (b[c] - a[c]) * t);
+    const end = v < 0 ? below : above;
+    for (let c = 0; c < 3; c++) image.data[4 * i + c] = Math.round(zero[c] + (end[c] - zero[c]) * Math.abs(v));
     image.data[4 * i + 3] = 255;
   });
   context.putImageData(image, 0, 0);
@@ -87,6 +88,15 @@ function grouped(h, cells) {
   });
   return column.sort((a, b) => a.home - b.home || b.most - a.most || a.e - b.e).map((c) => c.e);
 }
+// What is painted: shares of steps, or how far they are from the mean of the workers.
+function shades(h, cells) {
+  if (!$("contrast").checked) return { of: cells.map((c) => c / 63), ends: ["never", "in every step"], low: 0 };
+  const count = h.workers.length;
+  const mean = [...Array(h.experts).keys()].map((e) => h.workers.reduce((sum, _, w) => sum + cells[w * h.experts + e], 0) / count);
+  const far = cells.map((c, i) => c - mean[i % h.experts]), most = Math.max(...far.map(Math.abs), 1);
+  const points = fixed(100 * most / 63, 0);
+  return { of: far.map((d) => d / most), ends: [`${points} points rarer than the mean`, `${points} points more often`], low: -1 };
+}
 function heat(h) {
   say("heat-why", h.why);
   $("heat-box").hidden = $("heat-tools").hidden = Boolean(h.why);
@@ -98,14 +108,14 @@ function heat(h) {
     select.value = state.layer;
   }
   select.disabled = layers.length < 2;
-  const cells = levels(h);
+  const cells = levels(h), shade = shades(h, cells);
   const order = $("sorted").checked ? grouped(h, cells) : [...Array(h.experts).keys()];
   const grid = $("heat-grid"), active = document.activeElement, kept = active && active.dataset ? active.dataset.row : null;
   const nodes = [el("span", { class: "head" }, "worker"), el("span", { class: "head" }, `${h.experts} experts, ` + ($("sorted").checked ? "grouped by the worker that reads them most" : "by number")), el("span", { class: "head" }, "distinct per step")];
   h.workers.forEach((name, w) => {
-    const row = order.map((e) => cells[w * h.experts + e]);
+    const row = order.map((e) => shade.of[w * h.experts + e]), at = Math.min(state.at[name] || 0, h.experts - 1);
     const label = `${short(name)}: ${number(h.distinct[w])} of ${h.experts} experts per step, ${h.steps[w]} steps. Arrow keys read single experts.`;
-    const canvas = el("canvas", { class: "map", role: "slider", tabindex: 0, "data-row": w, "aria-label": label, "aria-valuemin": 0, "aria-valuemax": h.experts - 1, "aria-valuenow": 0, "aria-valuetext": cell(h, cells, w, order[0]) });
+    const canvas = el("canvas", { class: "map", role: "slider", tabindex: 0, "data-row": w, "aria-label": label, "aria-valuemin": 0, "aria-valuemax": h.experts - 1, "aria-valuenow": at, "aria-valuetext": cell(h, cells, w, order[at]) });
     paint(canvas, row);
     canvas.addEventListener("pointermove", (event) => {
       const box = canvas.getBoundingClientRect();
@@ -121,7 +131,9 @@ function heat(h) {
   });
   grid.replaceChildren(...nodes);
   if (kept) grid.querySelector(`canvas[data-row="${Number(kept)}"]`)?.focus();
-  paint($("scale"), [...Array(64).keys()]);
+  paint($("scale"), [...Array(64).keys()].map((i) => shade.low + (1 - shade.low) * i / 63));
+  $("scale-low").textContent = shade.ends[0];
+  $("scale-high").textContent = shade.ends[1];
   $("heat-note").textContent = (state.data.source.window || "") + (h.left_out ? `; ${h.left_out} more workers not shown` : "");
 }
 function cell(h, cells, w, expert) {
@@ -131,6 +143,7 @@ function cell(h, cells, w, expert) {
 }
 function point(canvas, h, cells, w, order, at) {
   const where = Math.max(0, Math.min(h.experts - 1, at)), text = cell(h, cells, w, order[where]);
+  state.at[h.workers[w]] = where;
   canvas.setAttribute("aria-valuenow", where);
   canvas.setAttribute("aria-valuetext", text);
   $("heat-readout").textContent = text;
@@ -323,7 +336,7 @@ $("layer").addEventListener("change", () => {
   state.layer = $("layer").value;
   if (state.data.source.kind === "live") follow(); else show(state.data);
 });
-$("sorted").addEventListener("change", () => show(state.data));
+for (const id of ["sorted", "contrast"]) $(id).addEventListener("change", () => show(state.data));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => state.data && show(state.data));
 
 const embedded = JSON.parse($("data").textContent);
