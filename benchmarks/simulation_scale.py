@@ -2,9 +2,11 @@
 
     python -m benchmarks.simulation_scale --json > results/simulation_scale.json
 
-Four parts: `discrete` (16 workers x 20,000 requests x 5 policies, every token replayed), `expected`
-(4,096 workers, 1M requests, one policy), `decision` (time and state per decision against fleet
-size), `routers` (what is lost when several routers split the fleet, or share it blindly).
+Parts, each in a process of its own: `discrete` (16 workers x 20,000 requests x 5 policies, every
+token replayed), `expected` (4,096 workers, 1M requests, marginal_cost, one router),
+`expected_split` (the same, the fleet split among 16 routers), `expected_base` (the same,
+least_requests), `decision` (time and state per decision against fleet size), `routers` (what is
+lost when several routers split a fleet, or share it blindly).
 """
 
 from __future__ import annotations
@@ -16,21 +18,26 @@ import platform
 import resource
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
 
 from benchmarks.machine import cpu_name
+from eldr.geometry import Geometry
 from eldr.routing.fleet import Fleet
 from eldr.routing.policies import make_policy
 from eldr.routing.request import RouteRequest
 from eldr.routing.worker import Worker
+from eldr.signature import Signature
 from eldr.simulation import report
 from eldr.simulation.cells import ArrivalSpec, Case, Cell
 from eldr.simulation.cost import study_cost
 from eldr.simulation.traffic import Mix
-from eldr.simulation.variants import signatures
 from eldr.workload.tiny import TRACE_PATH
 from eldr.workload.traces import load
 
@@ -69,18 +76,21 @@ def discrete(workers: int = 16, requests: int = 20_000) -> dict[str, Any]:
     }
 
 
-def expected(workers: int = 4096, requests: int = 1_000_000, routers: int = 1) -> dict[str, Any]:
+def expected(
+    workers: int = 4096,
+    requests: int = 1_000_000,
+    routers: int = 1,
+    policy: str = "marginal_cost",
+) -> dict[str, Any]:
     def work() -> dict[str, Any]:
         case = Case(cell(workers, requests, expected=True, routers=routers), 0)
-        outcome = case.run("marginal_cost", lambda n: show(n, requests))
+        outcome = case.run(policy, lambda n: show(n, requests))
         return report.summarise(outcome, case.trace.geometry.layers)
 
     figures, cost = timed(work)
-    head = {"workers": workers, "requests": requests, "routers": routers, **cost}
-    return head | {
-        "tpot_ms": figures["tpot_ms"],
-        "distinct_per_layer": figures["distinct_per_layer"],
-    }
+    head = {"workers": workers, "requests": requests, "routers": routers, "policy": policy, **cost}
+    kept = ("tpot_ms", "distinct_per_layer", "batch", "max_over_mean_load", "fallbacks")
+    return head | {k: figures[k] for k in kept}
 
 
 def show(done: int, total: int) -> None:
@@ -88,42 +98,61 @@ def show(done: int, total: int) -> None:
         print(f"{done} of {total}", file=sys.stderr, flush=True)
 
 
-def decision(sizes: tuple[int, ...] = (16, 64, 256, 1024, 4096)) -> list[dict[str, Any]]:
-    """Median time of reserve and of release, and bytes of state, with 30 requests per worker."""
-    trace = load(TRACE_PATH)
-    known = signatures(trace)
+def signatures_of(geometry: Geometry, count: int = 64, tokens: int = 192) -> list[Signature]:
+    """Signatures with a skewed taste of their own, for timing."""
+    rng = np.random.default_rng(0)
+    made = []
+    for _ in range(count):
+        share = rng.gamma(0.5, size=(geometry.layers, geometry.experts))
+        share *= geometry.top_k / share.sum(axis=1, keepdims=True)
+        counts = np.minimum(rng.poisson(tokens * share), tokens)
+        made.append(Signature(counts.astype(np.uint32), tokens))
+    return made
+
+
+def decision(
+    sizes: tuple[int, ...] = (16, 64, 256, 1024, 4096), timings: int = 300
+) -> list[dict[str, Any]]:
+    """Median time of reserve and of release, and bytes of state, by geometry and fleet size."""
     rows = []
-    for workers in sizes:
-        fleet = Fleet(
-            make_policy("marginal_cost"),
-            [Worker(f"w{i}") for i in range(workers)],
-            geometry=trace.geometry,
-        )
-        for i in range(min(30 * workers, 20_000)):
-            fleet.reserve(RouteRequest(str(i), known[i % len(known)]))
-        reserve, release = [], []
-        for i in range(300):
-            request = RouteRequest(f"x{i}", known[i % len(known)])
-            a = time.perf_counter()
-            fleet.reserve(request)
-            b = time.perf_counter()
-            fleet.release(request.id)
-            reserve.append(b - a)
-            release.append(time.perf_counter() - b)
-        cells = trace.geometry.cells
-        rows.append(
-            {
-                "workers": workers,
-                "cells": cells,
-                "reserve_us": float(np.median(reserve) * 1e6),
-                "release_us": float(np.median(release) * 1e6),
-                # Per worker: int32 load and uint8 survival of every cell, and a row of counters;
-                # per running request: int16 activation of every cell.
-                "worker_state_mb": workers * (5 * cells + 48) / 2**20,
-                "request_state_mb": 30 * workers * 2 * cells / 2**20,
-            }
-        )
+    for geometry in (Geometry(4, 64, 4), Geometry(48, 128, 8)):
+        known = signatures_of(geometry)
+        rows += [_decision(geometry, known, workers, timings) for workers in sizes]
     return rows
+
+
+def _decision(
+    geometry: Geometry, known: list[Signature], workers: int, timings: int
+) -> dict[str, Any]:
+    tracemalloc.start()
+    fleet = Fleet(
+        make_policy("marginal_cost"),
+        [Worker(f"w{i}") for i in range(workers)],
+        geometry=geometry,
+    )
+    empty = tracemalloc.get_traced_memory()[0]
+    running = min(30 * workers, 2000)
+    for i in range(running):
+        fleet.reserve(RouteRequest(str(i), known[i % len(known)]))
+    per_request = (tracemalloc.get_traced_memory()[0] - empty) / running
+    tracemalloc.stop()
+    reserve, release = [], []
+    for i in range(timings):
+        request = RouteRequest(f"x{i}", known[i % len(known)])
+        a = time.perf_counter()
+        fleet.reserve(request)
+        b = time.perf_counter()
+        fleet.release(request.id)
+        reserve.append(b - a)
+        release.append(time.perf_counter() - b)
+    return {
+        "workers": workers,
+        "geometry": str(geometry),
+        "reserve_us": float(np.median(reserve) * 1e6),
+        "release_us": float(np.median(release) * 1e6),
+        "worker_state_mb": empty / 2**20,
+        "request_state_kb": per_request / 2**10,
+    }
 
 
 def routers(workers: int = 256, per_worker: int = 150) -> list[dict[str, Any]]:
@@ -162,7 +191,8 @@ def routers(workers: int = 256, per_worker: int = 150) -> list[dict[str, Any]]:
 PARTS: dict[str, Callable[[], Any]] = {
     "discrete": discrete,
     "expected": expected,
-    "expected_split": lambda: expected(routers=16),
+    "expected_split": partial(expected, routers=16),
+    "expected_base": partial(expected, policy="least_requests"),
     "decision": decision,
     "routers": routers,
 }
@@ -174,17 +204,19 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     out: dict[str, Any] = {
-        "command": "python -m benchmarks.simulation_scale",
+        "command": "python -m benchmarks.simulation_scale " + " ".join(sys.argv[1:]),
         "machine": {
             "cores": os.cpu_count(),
             "cpu": cpu_name(),
             "python": platform.python_version(),
         },
         "date": time.strftime("%Y-%m-%d"),
-        "load_average": os.getloadavg()[0],
+        "simulated": True,
+        "load_average": os.getloadavg()[1],
     }
     for part in args.part or PARTS:
-        out[part] = PARTS[part]()
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
+            out[part] = alone.submit(PARTS[part]).result()
         if not args.json:
             print(part, json.dumps(out[part], indent=1))
     if args.json:
