@@ -1,4 +1,4 @@
-"""The changes of `vllm_worker` for engines that Ray starts, where no module of ours is the main one.
+"""The changes of `vllm_worker` for engines that Ray starts, where the main module is Ray's.
 
 vLLM imports a worker extension (`--worker-extension-cls`) in the engine's own process, before the
 KV connector starts.
@@ -6,9 +6,7 @@ KV connector starts.
 
 from __future__ import annotations
 
-from eldr.demo import vllm_worker
-
-CHANGES = (vllm_worker._agent_that_sleeps, vllm_worker._stay_movable)
+import eldr.demo.vllm_worker  # noqa: F401  importing it makes the changes
 
 
 class Movable:
