@@ -16,10 +16,10 @@ _EPILOG = """\
 The step cost is base + (expert bytes of the distinct experts) / bandwidth. Without these three
 options, expert reads are assumed to be two thirds of a busy step.
 
-verdicts: deploy (exit 0), not worth it (exit 1), needs more data (exit 3)
-
 examples:
   eldr assess signatures.npz --workers 8 --batch 32 --expert-mb 9.4 --bandwidth-gb 3600 --base-ms 3
+
+exit codes: 0 deploy, 1 not worth it, 2 usage, 3 needs more data, or the file cannot be read
 """
 
 

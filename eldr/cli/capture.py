@@ -30,6 +30,8 @@ after --requests of them, --seconds, or Ctrl-C. What it has then is written.
 examples:
   eldr capture http://w:8000 --prompts prompts.jsonl -o trace.npz --experts 128
   eldr capture http://w:8000 --listen 0.0.0.0:8090 --sample 0.05 --requests 2000 -o trace.npz
+
+exit codes: 0 written, 1 nothing was captured, 2 usage, 3 the worker or the output cannot be used
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import shlex
 from collections.abc import Iterator
 
@@ -67,11 +68,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the shells."""
     parser.epilog = _EPILOG
     parser.add_argument("shell", choices=("bash", "zsh"))
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the script."""
-    print(script(args.shell), end="")
+    made = script(args.shell)
+    print(
+        json.dumps({"v": 1, "shell": args.shell, "script": made})
+        if args.json
+        else made.rstrip("\n")
+    )
     return DONE
 
 

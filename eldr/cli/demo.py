@@ -17,6 +17,8 @@ workers read. Needs the patched engine that `make setup` installs.
 examples:
   eldr demo                                    the default run
   eldr demo --policies least_requests,locality_band --requests 120
+
+exit codes: 0 done and every check holds, 1 a check or a process failed, 2 usage, 130 interrupted
 """
 
 

@@ -12,13 +12,17 @@ _EPILOG = """\
 examples:
   eldr fit signatures.npz --workers 4 -o partition.safetensors
   eldr fit signatures.npz --worker d0 --worker d1=2 -o partition.safetensors   (d1 twice as large)
+
+exit codes: 0 written, 1 these signatures cannot be clustered so, 2 usage, 3 a file cannot be used
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.epilog = _EPILOG
-    parser.add_argument("signatures", help="file written by `eldr record`")
+    parser.add_argument(
+        "signatures", help="file written by `eldr record`, or a decision log with signatures"
+    )
     fleet = parser.add_mutually_exclusive_group(required=True)
     fleet.add_argument("--workers", type=int, metavar="N", help="number of decode workers")
     fleet.add_argument(
@@ -41,8 +45,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Fits, writes and reports."""
+    from eldr.cli.logged import LogError, load_signatures
     from eldr.routing.fit import FitError, fit_partition
-    from eldr.routing.recorded import RecordedError, load_recorded
+    from eldr.routing.recorded import RecordedError
 
     try:
         names, weights = _workers(args)
@@ -50,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"eldr fit: {error}", file=sys.stderr)
         return cli.USAGE
     try:
-        recorded = load_recorded(args.signatures)
-    except RecordedError as error:
+        recorded = load_signatures(args.signatures)
+    except (RecordedError, LogError) as error:
         print(f"eldr fit: {error}", file=sys.stderr)
         return cli.CANNOT_TELL
     try:

@@ -22,6 +22,13 @@ virtual environment, a checkout, an unpacked source archive.
 
 apply on a tree that holds the series already changes nothing and exits 1, unless --if-needed.
 
+examples:
+  eldr patch apply                                 patch the vLLM of this environment
+  eldr patch verify --json
+  eldr patch check --target /opt/vllm-checkout
+  eldr patch revert --if-needed
+  eldr patch rebase --onto 0.33.0
+
 exit codes: 0 done, 1 no (conflict, drift, not patched), 2 usage, 3 cannot tell (no vLLM there)
 """
 

@@ -28,6 +28,8 @@ A policy is written name or name:option=value,..., e.g. locality_band:tau=0.2. H
 requests calibrate (partitions are fitted on them), the other half is served. Gains are against the
 best of random, round_robin, least_requests and power_of_two. Simulated figures rest on assumed
 constants: --sensitivity shows how much.
+
+exit codes: 0 done, 2 usage, 3 a package that the option needs is not installed
 """
 DEFAULT_POLICIES = (
     "random",

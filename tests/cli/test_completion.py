@@ -31,7 +31,7 @@ def test_bash_completes() -> None:
     assert {"apply", "verify", "revert"} <= complete("eldr", "patch", "")
     assert complete("eldr", "patch", "apply", "--if") == {"--if-needed"}
     assert "--decision-log" in complete("eldr", "serve", "--port", "1", "--dec")
-    assert complete("eldr", "completion", "") == {"bash", "zsh", "--help"}
+    assert complete("eldr", "completion", "") == {"bash", "zsh", "--help", "--json"}
     assert complete("eldr", "report", "run") == set()  # files are the shell's own completion
 
 
