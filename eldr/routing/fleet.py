@@ -232,6 +232,16 @@ class Fleet:
                     )
                 table.experts.measured(slot, flat, self.trust)
 
+    def report_others(self, name: str, requests: float) -> None:
+        """Sets how many requests of others a worker was seen to run; they weigh like our own.
+
+        Unknown names are ignored, the worker may just have left.
+        """
+        with self._lock:
+            slot = self._slots.get(name)
+            if slot is not None:
+                self._table.others[slot] = max(0.0, requests)
+
     def _allowed(self, exclude: Collection[str]) -> Slots:
         candidates = self._candidates
         if exclude:

@@ -107,6 +107,12 @@ class Condition:
         self._returned = now
         return True
 
+    def restarted(self, now: float) -> None:
+        """Another process answers at the same place: nothing is held against it."""
+        self._failed = self._checks_failed = 0
+        self._open_until, self._pause = None, self._rules.pause
+        self._returned = now
+
     def failed(self, now: float, *, certain: bool = False, unreachable: bool = False) -> bool:
         """A request failed; True if the worker was ejected by it.
 

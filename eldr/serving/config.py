@@ -46,6 +46,8 @@ _AT_LEAST_ONE = (
     "decision_log_files",
 )
 _NOT_NEGATIVE = (
+    "poll_interval",
+    "kv_high",
     "retry_budget",
     "slow_start",
     "tau",
@@ -167,6 +169,12 @@ class RouterConfig:
     slow_start: float = _option(20.0, "faults", "ramp of a worker that came back; 0: none")
     health_interval: float = _option(5.0, "faults", "pause between health checks")
     health_timeout: float = _option(10.0, "faults", "time that a health check may take")
+    poll_interval: float = _option(
+        5.0, "faults", "pause between looks at the workers' own metrics; 0: none"
+    )
+    kv_high: float = _option(
+        0.97, "faults", "a worker that says that more than this share of its KV is used is spared"
+    )
     health_failures: int = _option(3, "faults", "consecutive failed checks that take a worker down")
 
     shadow: tuple[str, ...] = _option(

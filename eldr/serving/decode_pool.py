@@ -14,6 +14,7 @@ from eldr.routing.decision import Decision
 from eldr.routing.fleet import Fleet, NoWorkerError
 from eldr.routing.policies.base import Policy
 from eldr.routing.request import Reason, RouteRequest
+from eldr.routing.step_fit import StepSample
 from eldr.routing.worker import Worker
 from eldr.serving.answers import Prefilled
 from eldr.serving.call import Call
@@ -119,6 +120,25 @@ class DecodePool(Pool):
             self.fleet.leave(endpoint.name)
             del self._routing[endpoint.name]
         return gone
+
+    def weigh(self, endpoint: Endpoint, others: float) -> None:
+        """A member was seen to run so many requests of others; the fleet weighs them."""
+        super().weigh(endpoint, others)
+        self.fleet.report_others(endpoint.name, others)
+
+    def restarted(self, endpoint: Endpoint, since: float) -> None:
+        """A member's process is another one; nobody else's requests are on it."""
+        super().restarted(endpoint, since)
+        self.fleet.report_others(endpoint.name, 0.0)
+
+    def observe(self, endpoint: Endpoint, sample: StepSample) -> None:
+        """Every policy, live, arm or shadow, learns from a member's measured steps."""
+        self.fleet.observe(endpoint.name, sample)
+        for policy in self._arms.values():
+            if policy is not self.fleet.policy:
+                policy.observe(sample)
+        for shadow in self.shadows:
+            shadow.fleet.observe(endpoint.name, sample)
 
     def reserve(
         self,

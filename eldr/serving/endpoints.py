@@ -24,9 +24,12 @@ class Endpoint:
         name: the URL, with `@rank` for one rank of a data-parallel engine.
         origin: its connections.
         running: requests that the router has sent and not seen the end of.
+        others: requests of others that it was seen to run.
+        kv_usage: share of its KV cache in use by its own account, None if it does not say.
         condition: whether it gets requests.
         leaving: it goes once its last request has ended.
         engine: raw id of the engine that answered last, and connections lost by then.
+        restarted_at: loop time at which a restart was noticed last.
         checked_at: loop time at which the last health check started.
         salt: its part of rendezvous hashes.
     """
@@ -38,10 +41,13 @@ class Endpoint:
         "checked_at",
         "condition",
         "engine",
+        "kv_usage",
         "leaving",
         "name",
         "origin",
+        "others",
         "rank",
+        "restarted_at",
         "role",
         "running",
         "salt",
@@ -64,10 +70,12 @@ class Endpoint:
         # `worker_url` saw to host and port.
         self.origin = client.origin(base.host or "", base.port or 0, tls=base.scheme == "https")
         self.running = 0
+        self.others = 0.0
+        self.kv_usage: float | None = None
         self.condition = Condition(rules or Rules())
         self.leaving = False
         self.engine: tuple[bytes, int] = (b"", 0)
-        self.checked_at = 0.0
+        self.checked_at, self.restarted_at = 0.0, float("-inf")
         self.salt = self.name.encode()
         lines = [f"Host: {base.host_port_subcomponent}"]
         if rank is not None:

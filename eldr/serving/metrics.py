@@ -173,8 +173,14 @@ class _Gauges:
             "eldr_router_workers", "workers by role and state", labels=["role", "state"]
         )
         described = self._router.describe_workers()
+        others = GaugeMetricFamily(
+            "eldr_router_others_requests",
+            "requests of others that workers were seen to run, by role",
+            labels=["role"],
+        )
         for role in ("prefill", "decode"):
             rows = described[role]
+            others.add_metric([role], sum(row["others"] for row in rows))
             for row in rows[:_MOST_WORKERS]:
                 active.add_metric([role, row["name"]], row["requests"])
             rest = rows[_MOST_WORKERS:]
@@ -184,3 +190,4 @@ class _Gauges:
                 states.add_metric([role, str(state)], sum(row["state"] == state for row in rows))
         yield active
         yield states
+        yield others

@@ -42,6 +42,7 @@ from eldr.serving.security import client_tls
 from eldr.serving.shadow import Shadow
 from eldr.serving.spans import open_spans
 from eldr.serving.state import Router, make_endpoint
+from eldr.serving.telemetry import Telemetry
 
 _ROLES: tuple[Role, Role] = ("prefill", "decode")
 
@@ -100,6 +101,17 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
             limit=config.health_timeout,
         )
         stack.push_async_callback(_cancel, asyncio.create_task(checker.run(), name="health"))
+        if config.poll_interval:
+            telemetry = Telemetry(
+                session,
+                (decode_pool, prefill_pool),
+                decode_pool,
+                interval=config.poll_interval,
+                kv_high=config.kv_high,
+            )
+            stack.push_async_callback(
+                _cancel, asyncio.create_task(telemetry.run(), name="telemetry")
+            )
         if router.decision_log is not None:
             writing = asyncio.create_task(router.decision_log.run(), name="decision-log")
             stack.push_async_callback(_cancel, writing)

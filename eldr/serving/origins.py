@@ -7,7 +7,7 @@ import contextlib
 import ssl
 from collections import deque
 
-from eldr.serving.http1 import Connection, UpstreamError
+from eldr.serving.http1 import Connection, FailureKind, UpstreamError
 
 
 class Origin:
@@ -76,10 +76,17 @@ class Origin:
         """Whether a byte of an answer came since a time."""
         return any(c.heard and c.heard_at >= time for c in self.busy)
 
-    def fail_silent(self, since: float) -> None:
-        """Fails the exchanges on which nothing came since a time: the worker is down."""
+    def fail_silent(
+        self, since: float, kind: FailureKind = "timeout", why: str = "the worker is down"
+    ) -> None:
+        """Fails the exchanges on which nothing came since a time."""
         for connection in [c for c in self.busy if c.heard_at < since and not c.complete]:
-            connection.fail("timeout", "the worker is down")
+            connection.fail(kind, why)
+
+    def drop_idle(self) -> None:
+        """Drops the connections that nobody uses."""
+        while self.idle:
+            self.idle.pop().close()
 
     def close(self) -> None:
         """Drops all connections."""

@@ -17,6 +17,8 @@ _NONE: frozenset[str] = frozenset()
 # A worker that says it is full without saying for how long is spared this many seconds.
 _BUSY_SECONDS = 0.5
 _LONGEST_BUSY = 30.0
+# Failures so shortly after a restart was noticed are the old process's.
+_OLD_SECONDS = 0.5
 
 
 class Pool:
@@ -97,12 +99,16 @@ class Pool:
             self._returned(endpoint)
 
     def failed(self, endpoint: Endpoint, error: UpstreamError) -> None:
-        """A member gave no usable answer; what the router cut off itself says nothing of it."""
-        if error.kind == "cut":
+        """A member gave no usable answer.
+
+        What the router cut off itself, or an old process lost, says nothing of it.
+        """
+        now = self._now()
+        if error.kind == "cut" or now < endpoint.restarted_at + _OLD_SECONDS:
             return
         # Nobody listens, or nothing came for the whole time limit: one such failure is enough.
         certain, unreachable = error.kind in ("connect", "timeout"), error.kind == "connect"
-        if endpoint.condition.failed(self._now(), certain=certain, unreachable=unreachable):
+        if endpoint.condition.failed(now, certain=certain, unreachable=unreachable):
             log.warning("%s worker %s ejected: %s", self.role, endpoint.name, error)
             self._special.add(endpoint)
             self.on_event(endpoint, "ejected")
@@ -114,6 +120,24 @@ class Pool:
         pause = _BUSY_SECONDS if retry_after is None else min(retry_after, _LONGEST_BUSY)
         endpoint.condition.busy_until = now + pause
         self._special.add(endpoint)
+
+    def weigh(self, endpoint: Endpoint, others: float) -> None:
+        """A member was seen to run so many requests of others."""
+        endpoint.others = others
+
+    def restarted(self, endpoint: Endpoint, since: float) -> None:
+        """A member's process is another one than at a time: what was sent to the old one is lost.
+
+        Its cache is cold, so it gets its share back slowly, like one that was away.
+        """
+        log.info("%s worker %s was restarted", self.role, endpoint.name)
+        endpoint.engine = (b"", endpoint.origin.lost)
+        endpoint.others, endpoint.restarted_at = 0.0, self._now()
+        endpoint.origin.fail_silent(since, "reset", "the worker was restarted")
+        endpoint.origin.drop_idle()
+        endpoint.condition.restarted(self._now())
+        self._special.add(endpoint)
+        self.on_event(endpoint, "restarted")
 
     def checked(self, endpoint: Endpoint, ok: bool, since: float, why: str) -> None:
         """The result of an active health check; `since` is when the one before it started."""

@@ -46,7 +46,7 @@ class PrefillPool(Pool):
         if self._policy == "round_robin":
             return able[start % len(able)]
         turned = (able[(start + i) % len(able)] for i in range(len(able)))
-        return min(turned, key=lambda e: e.running)  # equal loads take turns
+        return min(turned, key=lambda e: e.running + e.others)  # equal loads take turns
 
     def answered(self, endpoint: Endpoint, engine: bytes) -> None:
         """Notices a restart: another engine answers at the URL, and connections were lost."""
@@ -57,6 +57,7 @@ class PrefillPool(Pool):
         endpoint.engine = (engine, now_lost)
         if known and now_lost > lost:
             log.info("prefill worker %s was restarted", endpoint.name)
+            endpoint.restarted_at = self._now()
             self.on_event(endpoint, "restarted")
 
     @contextmanager
@@ -73,9 +74,9 @@ class PrefillPool(Pool):
 
 def _by_prefix(able: list[Endpoint], prefix: bytes) -> Endpoint:
     """Rendezvous hashing with bounded loads: the best-ranked worker below the bound."""
-    bound = math.ceil(_LOAD_FACTOR * (sum(e.running for e in able) + 1) / len(able))
+    bound = math.ceil(_LOAD_FACTOR * (sum(e.running + e.others for e in able) + 1) / len(able))
     key = crc32(prefix)
     # A worker's rank for a prefix: the name's checksum continued from the prefix's, then mixed,
     # since checksums of equal-length names differ by a constant.
     ranked = sorted(able, key=lambda e: (crc32(e.salt, key) * _MIX) & _MASK, reverse=True)
-    return next((e for e in ranked if e.running < bound), ranked[0])
+    return next((e for e in ranked if e.running + e.others < bound), ranked[0])

@@ -151,6 +151,7 @@ class Router:
         def row(endpoint: Endpoint) -> dict[str, Any]:
             state = str(endpoint.condition.state(now))
             out = {"name": endpoint.name, "state": state, "requests": endpoint.running}
+            out["others"], out["kv_usage"] = endpoint.others, endpoint.kv_usage
             return {**loads.get(endpoint.name, {}), **out}
 
         return {

@@ -81,6 +81,8 @@ class MockWorker:
         aborted: requests whose client went before the end.
         engine_id: changes with every (re)start, like NIXL's.
         count: POST requests so far.
+        metrics: body of /metrics; without it there is no such route.
+        counters: what /eldr/decode says, likewise.
         keep_seen: whether `seen` grows; long runs leave it out.
     """
 
@@ -111,6 +113,8 @@ class MockWorker:
         self.mutate_kv: dict[str, Any] = {}
         self.mutate_signature: dict[str, Any] = {}
         self.no_kv = False
+        self.metrics: str | None = None
+        self.counters: dict[str, Any] | None = None
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -189,6 +193,10 @@ class MockWorker:
             _write(writer, 200, b'{"object":"list","data":[{"id":"m","object":"model"}]}')
         elif path == "/eldr/info" and (self.info is not None or self.geometry is not None):
             _write(writer, 200, json.dumps(self.info or self._info()).encode())
+        elif path == "/metrics" and self.metrics is not None:
+            _write(writer, 200, self.metrics.encode())
+        elif path == "/eldr/decode" and self.counters is not None:
+            _write(writer, 200, json.dumps(self.counters).encode())
         else:
             _write(writer, 404, b'{"detail":"Not Found"}')
         await writer.drain()
