@@ -32,6 +32,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.nvtx import cpu_model
+from benchmarks.router_parts import parts
 from eldr.demo.ports import free_ports
 
 CONNECTIONS = 16
@@ -39,7 +40,7 @@ STREAMS = 1000
 PROMPT = "x" * 2000
 
 
-def request(port: int, *, stream: bool) -> bytes:
+def request(port: int, *, stream: bool, query: str = "") -> bytes:
     """A chat request as bytes."""
     body = json.dumps(
         {
@@ -50,8 +51,9 @@ def request(port: int, *, stream: bool) -> bytes:
         }
     ).encode()
     return (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n"
-        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (port, len(body), body)
+        b"POST /v1/chat/completions%b HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+        % (query.encode(), port, len(body), body)
     )
 
 
@@ -106,27 +108,29 @@ class Caller(asyncio.Protocol):
             self._transport.close()
 
 
-async def connect(port: int, *, stream: bool) -> Caller:
+async def connect(port: int, *, stream: bool, query: str = "") -> Caller:
     """A connection to a port."""
     loop = asyncio.get_running_loop()
-    data = request(port, stream=stream)
+    data = request(port, stream=stream, query=query)
     _, caller = await loop.create_connection(lambda: Caller(data, stream), "127.0.0.1", port)
     return caller
 
 
-async def load(port: int, total: int, connections: int, *, stream: bool) -> tuple[int, list[float]]:
+async def load(
+    port: int, total: int, connections: int, *, stream: bool, query: str = ""
+) -> tuple[int, list[float]]:
     """So many requests over so many connections: errors, and seconds of each request."""
     numbers, errors, seconds = iter(range(total)), 0, []
 
     async def loop() -> None:
         nonlocal errors
-        caller = await connect(port, stream=stream)
+        caller = await connect(port, stream=stream, query=query)
         for _ in numbers:
             start = time.perf_counter()
             if not await caller.call():
                 errors += 1
                 caller.close()
-                caller = await connect(port, stream=stream)
+                caller = await connect(port, stream=stream, query=query)
             seconds.append(time.perf_counter() - start)
         caller.close()
 
@@ -344,6 +348,7 @@ def run(peer: str | None, rounds: int, total: int) -> dict[str, Any]:
         "peer": peer_version(peer) if peer else "left out: no vllm-router; give --peer PATH",
         "added_latency_ms": latency(peer, total),
         "concurrent_streams": {"streams": STREAMS, **many},
+        "parts": parts(),
         "rounds": rounds,
         "requests_per_round": total,
         "connections": CONNECTIONS,
