@@ -1,8 +1,9 @@
 """Cases that users of other routers reported (T-numbers of the study), each as a test here.
 
-Elsewhere: T07 (flags alone decide the mode) and start-up in test_process; T18 (aborted remote KV of
-push connectors) is refused as a whole, test_push_connector_is_refused_with_a_sentence; T35 (many
-streams at once) in test_faults, and with 1,000 streams in benchmarks/router.py.
+Elsewhere: T07 (flags alone decide the mode) in test_dropin; T18 (aborted remote KV of push
+connectors: they are refused as a whole) and T35 (many streams at once; 1,000 of them in
+benchmarks/router.py) in test_faults; T03, T28 and T30 once more, and T45 (balance by what workers
+wait for and hold), in test_telemetry.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def test_every_flag_is_known(flag: str) -> None:
     assert (name in FLAGS) != (name in options())
 
 
-def test_a_whole_command_line_of_theirs() -> None:
+def test_t07_flags_alone_decide_the_mode_with_a_whole_command_line_of_theirs() -> None:
     got = given(
         "--vllm-pd-disaggregation --prefill http://p:1 none --prefill http://q:1 "
         "--decode http://d:2 --decode http://e:2 --policy power_of_two "

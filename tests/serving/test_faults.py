@@ -298,7 +298,7 @@ async def test_restart_on_the_same_port_with_a_new_engine_id() -> None:
         assert handle["remote_engine_id"] == r.prefill[0].engine_id
 
 
-async def test_push_connector_is_refused_with_a_sentence() -> None:
+async def test_t18_push_connector_is_refused_with_a_sentence() -> None:
     async with rig(1, 1) as r:
         r.prefill[0].mutate_kv = {"transfer_mode": "push"}
         status, answer = await r.complete()
@@ -356,7 +356,7 @@ async def _metrics(r: Rig) -> dict[str, dict[str, float]]:
     return out
 
 
-async def test_many_streams_at_once() -> None:
+async def test_t35_many_streams_at_once() -> None:
     async with rig(2, 4) as r:
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as client:

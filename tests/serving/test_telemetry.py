@@ -66,7 +66,7 @@ def test_no_counters(raw: bytes) -> None:
     assert read_counters(raw) is None
 
 
-async def test_requests_of_another_router_weigh_like_ours() -> None:
+async def test_t45_requests_of_another_router_weigh_like_ours() -> None:
     async with rig(1, 2, policy="least_requests", poll_interval=0.0) as r:
         r.decode[0].metrics, r.decode[1].metrics = says(5), says(0)
         look = telemetry(r)
