@@ -17,6 +17,7 @@ from aiohttp import web
 from eldr.serving.admin import Admin, add_metrics
 from eldr.serving.app import Surface
 from eldr.serving.config import ConfigError, RouterConfig
+from eldr.serving.descriptors import make_room
 from eldr.serving.errors import StartError
 from eldr.serving.front import Listener
 from eldr.serving.opening import open_router
@@ -53,6 +54,7 @@ async def serve(config: RouterConfig, ready: Callable[[int], None] | None = None
     # Until requests are taken, a signal just ends the start.
     for number in _SIGNALS:
         loop.add_signal_handler(number, starting.cancel)
+    make_room(config.max_concurrent)
     async with AsyncExitStack() as stack:
         # Ports are taken before the workers are waited for: a used one shows at once.
         sockets = stack.enter_context(bound_sockets(config))

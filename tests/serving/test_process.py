@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import signal
 import socket
 import ssl
@@ -225,8 +226,20 @@ async def test_start_loads_neither_torch_nor_vllm_and_is_quick() -> None:
     assert done.stdout.strip() == b"[]"
 
 
+async def test_t35_limit_of_open_files_is_raised_to_what_requests_need() -> None:
+    p, d = MockWorker("prefill"), MockWorker("decode")
+    few = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, few[1]))
+    try:
+        async with workers(p, d), _router(p, d, "--max-concurrent", "500") as (process, _):
+            limits = Path(f"/proc/{process.pid}/limits").read_text()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, few)
+    (line,) = (line for line in limits.splitlines() if line.startswith("Max open files"))
+    assert int(line.split()[3]) == min(2 * 500 + 1024, few[1])
+
+
 async def test_processor_time_of_a_start_is_below_a_second() -> None:
-    import resource
 
     p, d = MockWorker("prefill"), MockWorker("decode")
     async with workers(p, d):
