@@ -1,4 +1,5 @@
 # make demo   set up everything and run the main job on a real MoE model, no GPU needed
+# make demo-ray   the same through Ray Serve, in a smaller size
 # make gpu-check   build for, check and time the GPU of this machine (needs torch with CUDA)
 # make test   set up everything and run all tests that this machine can run
 PYTHON ?= python3.11
@@ -8,7 +9,7 @@ ENGINE := requirements/engine-cpu.lock
 TOOLS := requirements/dev.lock
 NATIVE := setup.py pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test lint setup clean gpu-check
+.PHONY: demo demo-ray test lint setup clean gpu-check
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.patched
@@ -31,6 +32,9 @@ $(VENV)/.patched: $(VENV)/.eldr $(wildcard patches/*)
 
 demo: setup
 	$(BIN)/eldr demo
+
+demo-ray: setup
+	$(BIN)/python -m eldr.demo.ray_run $(ARGS)
 
 lint: $(VENV)/.eldr
 	$(BIN)/ruff check .

@@ -28,8 +28,13 @@ def post_json(url: str, body: object | None = None) -> Any:
 
 def counter(url: str, name: str, **labels: str) -> float:
     """Sum of a Prometheus counter's samples at `url`/metrics whose labels include `labels`."""
+    return samples(_open(urllib.request.Request(f"{url}/metrics")).decode(), name, **labels)
+
+
+def samples(text: str, name: str, **labels: str) -> float:
+    """The same sum over metrics that were read already."""
     total = 0.0
-    for line in _open(urllib.request.Request(f"{url}/metrics")).decode().splitlines():
+    for line in text.splitlines():
         match = _SAMPLE.match(line)
         if match and match["name"] == name:
             found = dict(_LABEL.findall(match["labels"] or ""))

@@ -45,7 +45,7 @@ class Cluster:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env={**os.environ, "RAY_DISABLE_MEMORY_MONITOR": "1"},
+            start_new_session=True,
         )
         self._ready: list[dict[str, Any]] = []
         threading.Thread(target=self._read, daemon=True).start()
@@ -92,9 +92,14 @@ class Cluster:
         except urllib.error.HTTPError as error:
             raise AssertionError(f"HTTP {error.code}: {error.read()[:500]!r}") from error
 
-    def every(self, pool: str, path: str) -> list[dict[str, Any]]:
-        """The answers of all replicas of a pool."""
-        return self.get(f"/eldr/every/{pool}{path}")
+    def every(self, pool: str, path: str, *, post: bool = False) -> list[dict[str, Any]]:
+        """The answers of all replicas of a pool, all of which must be 200."""
+        url = f"{self.url}/eldr/every/{pool}{path}"
+        request = urllib.request.Request(url, method="POST" if post else "GET")
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            rows: list[dict[str, Any]] = json.loads(answer.read())
+        assert all(row.get("status") == 200 for row in rows), rows
+        return rows
 
     def close(self) -> None:
         """Ends the application, Ray and all replicas."""
@@ -118,18 +123,23 @@ def cluster(config: dict[str, Any]) -> Iterator[Cluster]:
         yield running
     finally:
         running.close()
-        until(lambda: not left_over(folder), 60.0)
+        session = running.process.pid
+        try:
+            until(lambda: not left_over(session), 60.0)
+        finally:
+            for pid in left_over(session):
+                os.kill(pid, signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def left_over(folder: Path) -> list[int]:
-    """Processes that still work in a cluster's folder, by its name in their environment."""
+def left_over(session: int) -> list[int]:
+    """Processes that the runner or its descendants started and that still run."""
     found = []
-    mark = str(folder).encode()
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if mark in (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, IndexError):
+                state, _, _, of = (entry / "stat").read_text().rsplit(")", 1)[1].split()[:4]
+                if int(of) == session and state != "Z":
                     found.append(int(entry.name))
     return found
 

@@ -1,0 +1,149 @@
+"""Patched vLLM, NIXL and the bundled model under Ray: outputs, locality, a killed replica."""
+
+import json
+import os
+import signal
+import threading
+import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from eldr.demo.commands import eldr, split_prompts
+from eldr.demo.measure import DecodeCounters
+from eldr.demo.ray_workers import application
+from eldr.workload.tiny import GEOMETRY, load_prompts
+from tests.serving.ray.cluster import Cluster, cluster
+
+pytest.importorskip("ray", reason="Ray is not installed (extra eldr[ray])")
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(1500)]
+
+REQUESTS, TOKENS, AT_ONCE = 60, 48, 16
+ALONE = "/eldr/prefill/v1/completions"  # the prefill engine serves the request whole
+
+
+def body(prompt: str, *, stream: bool) -> dict:
+    greedy = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    size = {"max_tokens": TOKENS, "stream": stream}
+    return {"model": "eldr-tiny-moe", "prompt": prompt, **size, **greedy}
+
+
+def whole(app: Cluster, prompt: str, path: str = "/v1/completions") -> list[int]:
+    _, raw = app.post(path, body(prompt, stream=False))
+    return json.loads(raw)["choices"][0]["token_ids"]
+
+
+def stream(app: Cluster, prompt: str, on_first: Callable[[], None]) -> tuple[list[int], bool]:
+    """Token ids of a streamed answer, and whether it broke off after its first byte."""
+    request = urllib.request.Request(
+        app.url + "/v1/completions",
+        json.dumps(body(prompt, stream=True)).encode(),
+        {"Content-Type": "application/json"},
+    )
+    tokens: list[int] = []
+    with urllib.request.urlopen(request, timeout=300) as answer:
+        for line in answer:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                assert tokens, f"an error before the first token: {event}"
+                return tokens, True
+            tokens += event["choices"][0]["token_ids"]
+            on_first()
+    return tokens, False
+
+
+def each(work: Callable[[str], object], prompts: Sequence[str]) -> list:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(work, prompts))
+
+
+def counters(app: Cluster) -> list[DecodeCounters]:
+    rows = sorted(app.every("decode", "/eldr/decode"), key=lambda row: row["rank"])
+    return [DecodeCounters.parse(json.loads(row["body"])) for row in rows]
+
+
+def by_batch(deltas: Sequence[DecodeCounters]) -> dict[int, tuple[int, int]]:
+    """Batch size -> steps and experts read, over all replicas."""
+    total: dict[int, tuple[int, int]] = {}
+    for delta in deltas:
+        for batch, (steps, reads) in delta.by_batch.items():
+            had = total.get(batch, (0, 0))
+            total[batch] = (had[0] + steps, had[1] + reads)
+    return total
+
+
+def at_equal_batch(ours: dict, theirs: dict) -> tuple[float, float]:
+    """Experts per step and layer; each batch size weighs as many steps as the rarer run has."""
+    weights = {b: min(ours[b][0], theirs[b][0]) for b in ours.keys() & theirs.keys()}
+    steps = sum(weights.values()) * GEOMETRY.layers
+    assert steps, "the runs share no batch size"
+
+    def mean(run: dict) -> float:
+        return sum(w * run[b][1] / run[b][0] for b, w in weights.items()) / steps
+
+    return mean(ours), mean(theirs)
+
+
+def fit(app: Cluster, folder: Path) -> Path:
+    """Records calibration signatures through the proxy and fits a centroid per replica."""
+    recorded, partition = folder / "recorded.npz", folder / "partition.safetensors"
+    prompts = split_prompts("calibration")
+    eldr("record", "--prefill", f"{app.url}/eldr/prefill", *prompts, "-o", str(recorded))
+    eldr("fit", str(recorded), "--workers", "2", "-o", str(partition))
+    return partition
+
+
+def test_outputs_locality_and_a_killed_replica(tmp_path: Path) -> None:
+    prompts = [p.prompt for p in load_prompts("serving")[:REQUESTS]]
+    measured = {}
+    with cluster(application(2, "least_requests")) as app:
+        alone = each(lambda p: whole(app, p, ALONE), prompts)
+        partition = fit(app, tmp_path)
+        for policy in ("least_requests", "locality_band"):
+            if policy != "least_requests":
+                app.redeploy(application(2, policy, partition))
+            for pool in ("prefill", "decode"):
+                app.every(pool, "/reset_prefix_cache", post=True)
+            before = counters(app)
+            served = each(lambda p: whole(app, p), prompts)
+            assert served == alone, policy
+            deltas = [late.since(early) for late, early in zip(counters(app), before, strict=True)]
+            assert all(delta.steps for delta in deltas), f"{policy}: a replica served nothing"
+            measured[policy] = by_batch(deltas)
+            rows = app.get("/eldr/decisions")["decisions"]
+            assert {row["policy"] for row in rows} == {policy}
+            assert len(rows) == REQUESTS
+        assert not any(row["reason"] for row in rows), "decided without a signature"
+        ours, theirs = at_equal_batch(measured["locality_band"], measured["least_requests"])
+        print(f"experts per step of equal batch size: {ours:.2f}, least_requests {theirs:.2f}")
+        assert ours < theirs
+        check_a_killed_replica(app, prompts, alone)
+
+
+def check_a_killed_replica(app: Cluster, prompts: list[str], alone: list[list[int]]) -> None:
+    """One of two decode replicas dies while both stream: nothing is lost before its first byte."""
+    victim = app.every("decode", "/health")[0]
+    streaming = threading.Semaphore(0)
+    killed = threading.Event()
+
+    def kill() -> None:
+        for _ in range(AT_ONCE):
+            assert streaming.acquire(timeout=300)
+        os.kill(victim["pid"], signal.SIGKILL)
+        killed.set()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    found = each(lambda p: stream(app, p, streaming.release), prompts)
+    killer.join()
+    assert killed.is_set()
+    broken = [i for i, (_, broke) in enumerate(found) if broke]
+    print(f"killed {victim['replica']}: {len(broken)} of {len(prompts)} streams broke off")
+    # At most what ran when it died; the rest is whole, and what came of a broken one is right.
+    assert len(broken) < AT_ONCE
+    for (tokens, broke), expected in zip(found, alone, strict=True):
+        assert tokens == (expected[: len(tokens)] if broke else expected)
