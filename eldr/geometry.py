@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 _DIGEST_VERSION = "eldr-geometry-1"
+_MOST_TOP_K = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,18 @@ class Geometry:
 
     def __str__(self) -> str:
         return f"{self.layers} layers x {self.experts} experts, top-{self.top_k}"
+
+
+@cache
+def find(digest: str, cells: int) -> Geometry | None:
+    """The geometry of L*E = `cells` that has this digest, None if none with K <= 64 has."""
+    for layers in range(1, cells + 1):
+        if cells % layers:
+            continue
+        for top_k in range(1, min(cells // layers, _MOST_TOP_K) + 1):
+            if _digest.__wrapped__(layers, cells // layers, top_k) == digest:
+                return Geometry(layers, cells // layers, top_k)
+    return None
 
 
 @cache  # asked for at every request

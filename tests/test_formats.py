@@ -50,6 +50,16 @@ def test_signature_1_of_a_long_prompt() -> None:
         assert signature.counts[layer, expert] == count
 
 
+def test_signature_2_in_both_smaller_forms() -> None:
+    found = stored("signature-v2.json")
+    for entry in found["signatures"]:
+        signature = decode(entry["wire"], Geometry(*found["geometry"]))
+        assert signature.counts.tolist() == entry["counts"]
+        told = signature.tokens, signature.coverage, signature.sampled
+        assert told == (entry["tokens"], entry["coverage"], entry["sampled"])
+    assert [entry["form"] for entry in found["signatures"]] == ["8bit", "sampled"]
+
+
 def test_recorded_signatures_1() -> None:
     recorded = load_recorded(STORED / "recorded-v1.npz")
     assert (len(recorded), recorded.model) == (24, "tiny-test")

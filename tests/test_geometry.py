@@ -2,7 +2,7 @@
 
 import pytest
 
-from eldr.geometry import Geometry
+from eldr.geometry import Geometry, find
 
 
 def test_the_digest_is_part_of_the_wire_format():
@@ -28,3 +28,11 @@ def test_every_dimension_is_in_the_digest():
 def test_impossible_shapes_are_refused(shape, message):
     with pytest.raises(ValueError, match=message):
         Geometry(*shape)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (4, 64, 4), (48, 128, 8), (58, 256, 8), (26, 64, 6)])
+def test_a_digest_and_the_cells_name_the_geometry(shape):
+    geometry = Geometry(*shape)
+    assert find(geometry.digest, geometry.cells) == geometry
+    assert find(geometry.digest, geometry.cells + 1) is None
+    assert find("0" * 16, geometry.cells) is None

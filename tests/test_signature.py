@@ -11,7 +11,7 @@ from hypothesis import given
 
 import eldr.signature
 from eldr.geometry import Geometry
-from eldr.signature import Signature, SignatureError, decode, encode
+from eldr.signature import FORMS, Signature, SignatureError, decode, encode
 
 SMALL = Geometry(2, 5, 2)
 LARGE = Geometry(48, 512, 8)
@@ -91,7 +91,7 @@ def _counts(encoding, raw):
         ([], "malformed"),
         ("eldr", "malformed"),
         ({}, "version"),
-        (_with(v=2), "version"),
+        (_with(v=3), "version"),
         (_with(v=True), "version"),
         (_with(v="1"), "version"),
         (_with(geometry=Geometry(2, 5, 1).digest), "geometry"),
@@ -162,3 +162,115 @@ def _undone(text, **native):
             return eldr.signature._unbase64(text)
         except ValueError:
             return None
+
+
+def crowded(tokens, seed=0, geometry=LARGE):
+    """Counts of a long prompt, each layer's hits spread unevenly over its experts."""
+    rng = np.random.default_rng(seed)
+    share = rng.dirichlet(np.full(geometry.experts, 0.1), geometry.layers)
+    hits = np.stack([rng.multinomial(tokens * geometry.top_k, p) for p in share])
+    return Signature(np.minimum(hits, tokens).astype(np.uint32), tokens)
+
+
+def through(sent, geometry, **options):
+    payload = json.loads(json.dumps(encode(sent, geometry, **options)))
+    return payload, decode(payload, geometry)
+
+
+@given(
+    st.integers(1, 5000), st.integers(0, 2**32), st.integers(1, 300), st.floats(0.01, 1.0),
+    st.sampled_from([Geometry(2, 5, 2), Geometry(3, 70, 4)]),
+)  # fmt: skip
+def test_every_form_of_every_count_is_read_and_close(tokens, seed, sample, coverage, geometry):
+    rng = np.random.default_rng(seed)
+    covered = max(1, int(tokens * coverage))
+    share = rng.dirichlet(np.full(geometry.experts, 0.3), geometry.layers)
+    hits = np.stack([rng.multinomial(covered * geometry.top_k, p) for p in share])
+    sent = Signature(np.minimum(hits, covered).astype(np.uint32), tokens, covered / tokens)
+    _, got = through(sent, geometry, form="8bit")
+    peak = int(sent.counts.max())
+    step = 2 * np.sqrt(sent.counts * np.float64(peak)) / 255 + peak / 255**2 + 0.5
+    assert (got.counts <= sent.counts).all()
+    assert (sent.counts - got.counts.astype(np.int64) <= np.where(peak > 255, step, 0)).all()
+    payload, got = through(sent, geometry, form="sampled", sample=sample)
+    if covered <= sample:
+        assert payload == encode(sent, geometry)
+        assert got.sampled is None
+        return
+    assert (payload["v"], got.sampled, got.covered) == (2, sample, sample)
+    total = sent.counts.sum(axis=1, dtype=np.int64)[:, None]
+    taken = total * sample // covered
+    assert (got.counts.sum(axis=1) == taken[:, 0]).all()
+    assert (np.abs(got.counts - sent.counts * taken / total) < 1).all()
+
+
+def test_smaller_forms_are_smaller():
+    sent = crowded(6000)
+    sizes = {f: len(through(sent, LARGE, form=f)[0]["counts"]["data"]) for f in FORMS}
+    assert sizes["8bit"] < 0.75 * sizes["exact"]
+    assert sizes["sampled"] < sizes["8bit"]
+
+
+def test_a_form_that_saves_nothing_is_exact():
+    sent = signature(SMALL, 100)
+    assert {json.dumps(encode(sent, SMALL, form=f)) for f in FORMS} == {
+        json.dumps(encode(sent, SMALL))
+    }
+    empty = Signature(np.zeros((2, 5), np.uint32), 500)
+    assert through(empty, SMALL, form="sampled")[1].counts.sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"form": "4bit"}, "form '4bit'"), ({"form": "sampled", "sample": 0}, "sample 0")],
+)
+def test_unknown_forms_are_not_sent(options, message):
+    with pytest.raises(ValueError, match=message):
+        encode(signature(SMALL, 9), SMALL, **options)
+    with pytest.raises(ValueError, match="counts are a sample"):
+        encode(Signature(np.zeros((2, 5), np.uint32), 9, 1.0, 3), SMALL)
+
+
+def _lossy(form, **changes):
+    payload = encode(crowded(900, geometry=SMALL), SMALL, form=form, sample=64)
+    assert payload["v"] == 2
+    field = {**payload["counts"], **changes}
+    return {**payload, "counts": {k: v for k, v in field.items() if v is not None}}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        _lossy("8bit", peak=0),
+        _lossy("8bit", peak=901),
+        _lossy("8bit", peak=True),
+        _lossy("8bit", peak=200.0),
+        _lossy("8bit", peak=None),
+        _lossy("8bit", encoding="u8"),
+        _lossy("8bit", sample=64),
+        _lossy("8bit", data="AAAA"),
+        _lossy("8bit", encoding="root8+deflate"),
+        _lossy("8bit", encoding="root16"),
+        _lossy("8bit", data=base64.b64encode(bytes([255] * 10)).decode()),  # 10 times the peak
+        _lossy("sampled", sample=0),
+        _lossy("sampled", sample=901),
+        _lossy("sampled", sample="64"),
+        _lossy("sampled", sample=8),  # more hits than 8 tokens make
+        _lossy("sampled", encoding="root8"),
+        {**_lossy("8bit"), "counts": None},
+        {**_lossy("8bit"), "v": 1},
+        {**_lossy("8bit"), "tokens": 100},
+    ],
+)
+def test_malformed_smaller_forms_are_refused(payload):
+    with pytest.raises(SignatureError) as refused:
+        decode(payload, SMALL)
+    assert refused.value.reason == "malformed"
+
+
+def test_both_ways_to_read_agree_on_smaller_forms(monkeypatch):
+    for form in FORMS:
+        payload, got = through(crowded(5000), LARGE, form=form)
+        with monkeypatch.context() as patch:
+            patch.setattr("eldr.signature.native", None)
+            assert np.array_equal(decode(payload, LARGE).counts, got.counts)

@@ -26,7 +26,9 @@ exit codes: 0 deploy, 1 not worth it, 2 usage, 3 needs more data, or the file ca
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.epilog = _EPILOG
-    parser.add_argument("signatures", help="file written by `eldr record`")
+    parser.add_argument(
+        "signatures", help="file written by `eldr record`, or a decision log with signatures"
+    )
     parser.add_argument("--workers", type=int, required=True, help="decode workers")
     parser.add_argument("--batch", type=int, default=16, help="running requests per worker")
     parser.add_argument("--expert-mb", type=float, help="megabytes of one expert of one layer")
@@ -42,12 +44,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Assesses and reports."""
+    from eldr.cli.logged import LogError, load_signatures
     from eldr.routing.assess import Plan, assess
-    from eldr.routing.recorded import RecordedError, load_recorded
+    from eldr.routing.recorded import RecordedError
 
     try:
-        recorded = load_recorded(args.signatures)
-    except RecordedError as error:
+        recorded = load_signatures(args.signatures)
+    except (RecordedError, LogError) as error:
         print(f"eldr assess: {error}", file=sys.stderr)
         return cli.CANNOT_TELL
     try:

@@ -157,8 +157,8 @@ def prefill_workers(router: str) -> list[str]:
 
     answer = get_json(router, "/workers")
     rows = answer.get("prefill") if isinstance(answer, dict) else None
-    names = [row.get("name") for row in rows or [] if isinstance(row, dict)]
-    if not names or not all(isinstance(name, str) for name in names):
+    names = [str(row["name"]) for row in rows or [] if isinstance(row, dict) and "name" in row]
+    if not names:
         raise RouterError(f"{router}/workers: names no prefill worker")
     return list(dict.fromkeys(names))
 

@@ -70,7 +70,7 @@ class ActivationModel:
 
         None if the signature holds no hit.
         """
-        covered = signature.tokens * signature.coverage
+        covered = signature.covered
         weight = self.shrinkage.weight(covered)
         out = np.empty(self.geometry.cells, np.int16)
         counts = np.ascontiguousarray(signature.counts, np.uint32).reshape(-1)
@@ -82,7 +82,7 @@ class ActivationModel:
         """Adds a request to the running mean; the mean itself moves every few requests."""
         counts = np.ascontiguousarray(signature.counts, np.uint32)
         self._pending += counts.reshape(-1)
-        self._tokens += signature.tokens * signature.coverage
+        self._tokens += signature.covered
         self._age += 1
         # Until the first refresh the mean is uniform; counts stay far below 2^32 in between.
         if self._age >= REFRESH:

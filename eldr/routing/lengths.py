@@ -27,7 +27,7 @@ class Lengths:
             self._count //= 2
 
     def relative(self, tokens: int | None) -> float:
-        """The share of the mean that `tokens` is, held in [LEAST, MOST]; 1 while either is unknown."""
+        """What share of the mean `tokens` is, in [LEAST, MOST]; 1 while either is unknown."""
         if tokens is None or tokens < 1 or self._count < _ENOUGH:
             return 1.0
         return min(MOST, max(LEAST, tokens * self._count / self._sum))

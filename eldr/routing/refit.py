@@ -50,7 +50,7 @@ class Window:
         """Share of a prompt's tokens that use each expert, float64 [N, L*E]."""
         held = list(self._held)
         flat = self.counts().reshape(len(held), -1).astype(np.float64)
-        covered = np.array([max(s.tokens * s.coverage, 1.0) for s in held])
+        covered = np.array([max(s.covered, 1.0) for s in held])
         return np.asarray(flat / covered[:, None])
 
 

@@ -1,6 +1,7 @@
 """`eldr record`, `eldr fit` and `eldr assess` against a stand-in for a patched prefill worker."""
 
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from eldr.cli import CANNOT_TELL, DONE, NO, USAGE, main
+from eldr.geometry import Geometry
 from eldr.routing import load_partition, load_recorded
 from eldr.signature import encode
 from tests.routing.helpers import SMALL, recorded, signatures
@@ -198,3 +200,99 @@ def test_assess_exit_codes(tmp_path, capsys):
     assert "needs more data" in capsys.readouterr().out
     assert main([*arguments, "--expert-mb", "9"]) == USAGE
     assert main(["assess", str(tmp_path / "none"), "--workers", "4"]) == CANNOT_TELL
+
+
+@pytest.mark.parametrize(
+    ("form", "sampled"), [("exact", False), ("8bit", False), ("sampled", True)]
+)
+def test_a_recording_shows_what_a_smaller_form_keeps(worker, tmp_path, form, sampled):
+    worker.made = signatures(8, tokens=(900, 2000))[0]
+    lines = [{"prompt": str(i)} for i in range(8)]
+    code, out = record(worker, tmp_path, lines, "--form", form)
+    assert code == DONE
+    loaded = load_recorded(out)
+    exact = np.stack([s.counts for s in worker.made])
+    assert np.array_equal(loaded.counts, exact) is (form == "exact")
+    assert (loaded.tokens == 128).all() == sampled
+    flat = loaded.counts.reshape(8, -1).astype(float), exact.reshape(8, -1).astype(float)
+    cosine = (flat[0] * flat[1]).sum(1) / np.prod([np.linalg.norm(f, axis=1) for f in flat], 0)
+    assert cosine.min() > 0.99
+
+
+def row(number, signature=None, payload=None):
+    if signature is not None:
+        payload = encode(signature, SMALL)
+    return {"v": 1, "request_id": f"r{number}", "signature": payload}
+
+
+def log(tmp_path, rows, name="decisions.jsonl"):
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return str(path)
+
+
+def test_a_decision_log_is_recorded_fitted_and_assessed(tmp_path, capsys):
+    made = signatures(160)[0]
+    rows = [row(i, s) for i, s in enumerate(made)]
+    rows.insert(3, row(900))
+    rows.insert(4, {"v": 2, "kind": "counters", "workers": {}})
+    rows.insert(9, row(901, payload={"v": 9}))
+    rows.insert(9, row(902, type(made[0])(np.zeros((3, 16), np.uint32), 4)))
+    first, second = log(tmp_path, rows[:50], "d.1"), log(tmp_path, rows[50:], "d")
+    out = str(tmp_path / "s.npz")
+    command = ["record", "--log", first, "--log", second, "-o", out, "--model", "tiny", "--json"]
+    assert main(command) == DONE
+    report = json.loads(capsys.readouterr().out)
+    assert (report["signatures"], report["failed"], report["model"]) == (160, 3, "tiny")
+    loaded = load_recorded(out)
+    assert loaded.geometry == SMALL
+    np.testing.assert_array_equal(loaded.counts, np.stack([s.counts for s in made]))
+    assert main([*command, "--limit", "7"]) == DONE
+    assert json.loads(capsys.readouterr().out)["signatures"] == 7
+    whole = log(tmp_path, rows)
+    target = str(tmp_path / "p")
+    assert main(["fit", whole, "--workers", "4", "-o", target, "--json"]) == DONE
+    assert json.loads(capsys.readouterr().out)["sizes"] == [40] * 4
+    arguments = ["assess", whole, "--workers", "4", "--batch", "3", "--rounds", "2", "--json"]
+    assert main(arguments) == DONE
+    assert json.loads(capsys.readouterr().out)["verdict"] == "deploy"
+
+
+OTHER = Geometry(2, 16, 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "none with a usable signature"),
+        ([row(1)], "none with a usable signature; run `eldr serve` with --decision-log-sig"),
+        ([{"v": 7}], "version 7"),
+        ([row(1, payload={"v": 1, "counts": {}})], "none with a usable"),
+        ([row(1, payload={"v": 1, "geometry": "0" * 16, "tokens": 1, "coverage": 1.0,
+                                  "counts": {"encoding": "u8", "data": "AAAA"}})], "none with a"),
+        ([row(1, signatures(1)[0][0]),
+          row(2, payload=encode(signatures(1, OTHER)[0][0], OTHER))], "one log, one model"),
+    ],
+)  # fmt: skip
+def test_logs_that_cannot_be_used(tmp_path, capsys, rows, message):
+    path = log(tmp_path, rows)
+    assert main(["record", "--log", path, "-o", str(tmp_path / "o")]) == CANNOT_TELL
+    assert re.search(message, capsys.readouterr().err)
+    if rows:
+        assert main(["fit", path, "--workers", "2", "-o", str(tmp_path / "o")]) == CANNOT_TELL
+        assert re.search(message, capsys.readouterr().err)
+        assert main(["assess", path, "--workers", "2"]) == CANNOT_TELL
+
+
+def test_where_signatures_come_from_is_said_once(worker, tmp_path, capsys):
+    path = log(tmp_path, [row(1)])
+    assert main(["record", "--log", path, "--prompts", path, "-o", "x"]) == USAGE
+    assert main(["record", "--prefill", worker.url, "-o", "x"]) == USAGE
+    with pytest.raises(SystemExit):
+        main(["record", "--prefill", worker.url, "--router", worker.url, "-o", "x"])
+    missing = str(tmp_path / "none")
+    assert main(["record", "--log", missing, "-o", "x"]) == CANNOT_TELL
+    assert missing in capsys.readouterr().err
+    command = ["record", "--router", worker.url, "--prompts", prompts(tmp_path, [{"prompt": "1"}])]
+    assert main([*command, "-o", "x"]) == CANNOT_TELL
+    assert "/workers" in capsys.readouterr().err

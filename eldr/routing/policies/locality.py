@@ -38,8 +38,8 @@ class _Scorer:
 
     def similarity(self, signature: Signature) -> Scores | None:
         """Float64 [centroids] in [0, 1], or None for a signature of no weight at all."""
-        # No count exceeds the tokens, so this scale fits int16 and is as fine as it can be.
-        scale = (fixed.P_ONE - 1) / (signature.tokens * self._peak)
+        # No count exceeds the covered tokens, so this scale fits int16 and is as fine as it can be.
+        scale = (fixed.P_ONE - 1) / (max(signature.covered, 1.0) * self._peak)
         x = np.empty(self.geometry.cells, np.int16)
         counts = np.ascontiguousarray(signature.counts, np.uint32).reshape(-1)
         squares = fixed.weigh(counts, self._weights, scale, x)
