@@ -25,11 +25,13 @@ vLLM refuses that flag beside a KV connector, so a P/D deployment needs one work
 without one. Requests come from a prompts file (as for `eldr record`), or from the deployment: with
 --listen, `eldr capture` is what a gateway mirrors its requests to (nginx `mirror`, Envoy
 `request_mirror_policies`); it answers copies at once, replays a sample of them on URL, and ends
-after --requests of them, --seconds, or Ctrl-C. What it has then is written.
+after --requests of them, --seconds, or Ctrl-C. What it has then is written. Answers of vLLM that
+were saved with their `routed_experts` are made a trace without any server (--answers).
 
 examples:
   eldr capture http://w:8000 --prompts prompts.jsonl -o trace.npz --experts 128
   eldr capture http://w:8000 --listen 0.0.0.0:8090 --sample 0.05 --requests 2000 -o trace.npz
+  eldr capture --answers answers.jsonl --experts 128 -o trace.npz
 
 exit codes: 0 written, 1 nothing was captured, 2 usage, 3 the worker or the output cannot be used
 """
@@ -39,11 +41,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.epilog = _EPILOG
     add = parser.add_argument
-    add("url", help="base URL of a vLLM server that returns its routing")
+    add("url", nargs="?", help="base URL of a vLLM server that returns its routing")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompts", metavar="FILE", help="JSON lines, as for `eldr record`")
     source.add_argument("--listen", metavar="[HOST:]PORT",
                         help="take copies of a deployment's requests there")  # fmt: skip
+    source.add_argument("--answers", metavar="FILE",
+                        help="JSON lines: answers of vLLM, `domain` labels one")  # fmt: skip
     add("-o", "--output", required=True, metavar="FILE", help=".npz to write")
     add("--experts", type=int, help="routed experts of a layer; default: ask /eldr/info")
     add("--model", default="", help="model name to send (default: the server's)")
@@ -69,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         _check(args)
-        server, requests, counts = _captured(args)
+        requests, experts, model, counts = _captured(args)
     except ValueError as error:
         print(f"eldr capture: {error}", file=sys.stderr)
         return cli.USAGE
@@ -77,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"eldr capture: {error}", file=sys.stderr)
         return cli.CANNOT_TELL
     try:
-        trace = assemble(requests, server.experts, server.model)
+        trace = assemble(requests, experts, model)
         trace.save(args.output)
     except (TraceError, OSError) as error:
         print(f"eldr capture: {error}; {counts['failed']} failed", file=sys.stderr)
@@ -100,21 +104,31 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError("needs --output-tokens >= 2, --concurrency >= 1 and --sample in (0, 1]")
     if args.requests < 1 or not args.seconds >= 0:
         raise ValueError("needs --requests >= 1 and --seconds >= 0")
+    if (args.url is None) != (args.answers is not None):
+        raise ValueError("needs a URL, or --answers instead of one")
+    if args.answers is not None and not args.experts:
+        raise ValueError("--answers does not say how many experts a layer has; give --experts")
 
 
-def _captured(args: argparse.Namespace) -> tuple[Server, list[RoutedRequest], dict[str, int]]:
-    """The server, what it returned, and counts for the summary, `failed` always among them."""
+_Captured = tuple[list["RoutedRequest"], int, str, dict[str, int]]
+
+
+def _captured(args: argparse.Namespace) -> _Captured:
+    """Requests, experts, model, and counts for the summary, `failed` always among them."""
+    from eldr.cli.record import read_prompts
+    from eldr.workload.assemble import read_answers
+
+    if args.answers is not None:
+        return read_answers(args.answers), args.experts, args.model, {"failed": 0}
     if args.listen is not None:
         return _mirrored(args)
-    from eldr.cli.record import read_prompts
-
     chosen = sample(read_prompts(args.prompts), args.sample, args.seed)
     server = Server(args)
     requests, failed = collect(server, chosen, args)
-    return server, requests, {"failed": failed}
+    return requests, server.experts, server.model, {"failed": failed}
 
 
-def _mirrored(args: argparse.Namespace) -> tuple[Server, list[RoutedRequest], dict[str, int]]:
+def _mirrored(args: argparse.Namespace) -> _Captured:
     from eldr.cli.capture_mirror import Mirror, MirrorConfig
 
     host, _, port = args.listen.rpartition(":")
@@ -132,7 +146,8 @@ def _mirrored(args: argparse.Namespace) -> tuple[Server, list[RoutedRequest], di
     print(f"eldr capture: mirror requests to {host or '127.0.0.1'}:{mirror.port}", file=sys.stderr)
     requests = mirror.run()
     names = ("seen", "sampled", "dropped", "failed")
-    return server, requests, {name: mirror.counts[name] for name in names}
+    counts = {name: mirror.counts[name] for name in names}
+    return requests, server.experts, server.model, counts
 
 
 def sample(prompts: list[Prompt], share: float, seed: int) -> list[Prompt]:

@@ -49,29 +49,13 @@ class Server:
             domain: label.
 
         Raises:
-            CaptureError: the server failed, returned no routing, or decoded nothing.
-            TraceError: it returned something else than routing.
+            CaptureError: the server failed.
+            TraceError: it returned no routing, something else, or decoded nothing.
         """
-        import numpy as np
-
-        from eldr.workload.assemble import RoutedRequest, decode_routed_experts
+        from eldr.workload.assemble import routing_of
 
         own = {"model": self.model, "stream": False, "n": 1, "return_token_ids": True}
-        answer = self._post(path, {**body, **own})
-        try:
-            choice, prompt_tokens = answer["choices"][0], int(answer["usage"]["prompt_tokens"])
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise CaptureError(f"{self._url}{path}: not an answer of vLLM: {error!r}") from error
-        if choice.get("routed_experts") is None:
-            raise CaptureError("no routing returned; serve with --enable-return-routed-experts")
-        topk = decode_routed_experts(choice["routed_experts"])
-        if len(topk) <= prompt_tokens:
-            raise CaptureError(f"{len(topk)} rows for {prompt_tokens} prompt tokens: none decoded")
-        prompt = choice.get("prompt_token_ids") or answer.get("prompt_token_ids") or []
-        ids = prompt + (choice.get("token_ids") or [])
-        # The last sampled token was never run through the model, so it has no row.
-        tokens = np.array(ids[: len(topk)], np.uint32) if len(ids) >= len(topk) else None
-        return RoutedRequest(topk, prompt_tokens, domain, tokens)
+        return routing_of(self._post(path, {**body, **own}), domain)
 
     def _get(self, path: str) -> Any:
         return self._send(urllib.request.Request(self._url + path, headers=self._headers()))

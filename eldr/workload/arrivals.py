@@ -9,10 +9,11 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -182,10 +183,20 @@ def _azure(path: Path) -> Iterator[tuple[float, int, int]]:
         if not needed <= set(reader.fieldnames or ()):
             raise ArrivalsError(f"expected columns {sorted(needed)}, got {reader.fieldnames}")
         for row in reader:
-            # Seven fractional digits are in the file; fromisoformat takes six.
-            moment = datetime.fromisoformat(row["TIMESTAMP"][:26])
-            ms = (moment - datetime(1970, 1, 1)).total_seconds() * 1e3
-            yield ms, int(row["ContextTokens"]), int(row["GeneratedTokens"])
+            try:
+                ms = _milliseconds(row["TIMESTAMP"])
+                yield ms, int(row["ContextTokens"]), int(row["GeneratedTokens"])
+            except (ValueError, TypeError) as error:
+                raise ArrivalsError(f"line {reader.line_num}: {error}") from error
+
+
+def _milliseconds(text: str) -> float:
+    """A moment as the 2023 files write it (seven fractional digits) or those of 2024 (a zone)."""
+    whole = re.sub(r"(\.\d{6})\d+", r"\1", text)  # fromisoformat takes six digits
+    moment = datetime.fromisoformat(whole)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return moment.timestamp() * 1e3
 
 
 def _mooncake(path: Path) -> Iterator[tuple[float, int, int]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,51 @@ def decode_routed_experts(text: str) -> npt.NDArray[Any]:
     if not isinstance(array, np.ndarray) or array.ndim != 3 or array.dtype.kind not in "iu":
         raise TraceError("routed_experts: expected integers [tokens, layers, K]")
     return array
+
+
+def routing_of(answer: Any, domain: str = "") -> RoutedRequest:
+    """The routing in an answer of vLLM's /v1/completions or /v1/chat/completions (parsed JSON).
+
+    Token ids are kept where the request asked for them (`return_token_ids`).
+
+    Raises:
+        TraceError: no such answer, no routing in it, or no decoded token.
+    """
+    try:
+        choice, prompt_tokens = answer["choices"][0], int(answer["usage"]["prompt_tokens"])
+        prompt = choice.get("prompt_token_ids") or answer.get("prompt_token_ids") or []
+        ids, routed = prompt + (choice.get("token_ids") or []), choice.get("routed_experts")
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise TraceError(f"not an answer of vLLM: {error!r}") from error
+    if routed is None:
+        raise TraceError("no routing in the answer; serve with --enable-return-routed-experts")
+    topk = decode_routed_experts(routed)
+    if len(topk) <= prompt_tokens:
+        raise TraceError(f"{len(topk)} rows for {prompt_tokens} prompt tokens: none decoded")
+    # The last sampled token was never run through the model, so it has no row.
+    tokens = np.array(ids[: len(topk)], np.uint32) if len(ids) >= len(topk) else None
+    return RoutedRequest(topk, prompt_tokens, domain, tokens)
+
+
+def read_answers(path: str | Path) -> list[RoutedRequest]:
+    """Saved answers of vLLM, one JSON object a line; a key `domain` beside the answer's labels it.
+
+    Raises:
+        TraceError: a line that is not such an answer; names the line.
+        OSError: the file cannot be read.
+    """
+    found = []
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                answer = json.loads(line)
+                domain = answer.get("domain", "") if isinstance(answer, dict) else ""
+                found.append(routing_of(answer, str(domain)))
+            except ValueError as error:
+                raise TraceError(f"line {number}: {error}") from error
+    return found
 
 
 def assemble(requests: Sequence[RoutedRequest], num_experts: int, model: str = "") -> ExpertTrace:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,6 +54,36 @@ def test_azure_csv(tmp_path):
     assert made.times[2] == pytest.approx(4.314579, abs=1e-5)
 
 
+def test_azure_csv_of_2024_has_a_zone_and_maybe_no_fraction(tmp_path):
+    path = tmp_path / "azure.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 00:00:01+00:00,2399,6\n"
+    )
+    assert load(path).times.tolist() == pytest.approx([0.0, 0.99007])
+
+
+PUBLIC = {  # rows, requests/s, median input tokens, median output tokens
+    "azure_conv": (19_366, 5.5, 1020, 129),
+    "azure_code": (8_819, 2.5, 1469, 13),
+    "mooncake_conversation": (12_031, 3.4, 6909, 350),
+    "mooncake_synthetic": (3_993, 4.0, 11_587, 69),
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_public_traces_load_as_they_were_published(name):
+    folder = os.environ.get("ELDR_SHARED_DATA", str(Path(__file__).parents[3] / "shared/data"))
+    path = Path(folder) / "arrivals.npz"
+    if not path.exists():
+        pytest.skip(f"no {path}: set ELDR_SHARED_DATA")
+    made, (rows, rate, inputs, outputs) = load(path, name), PUBLIC[name]
+    assert len(made) == rows
+    assert made.rate == pytest.approx(rate, rel=0.05)
+    assert np.median(made.input_tokens) == pytest.approx(inputs, rel=0.05)
+    assert np.median(made.output_tokens) == pytest.approx(outputs, rel=0.05)
+
+
 def test_mooncake_jsonl_and_npz(tmp_path):
     path = tmp_path / "mooncake.jsonl"
     path.write_text("\n".join(json.dumps(r) for r in JSONL) + "\n\n")
@@ -66,7 +98,8 @@ def test_mooncake_jsonl_and_npz(tmp_path):
     ("name", "text", "message"),
     [
         ("a.csv", "TIME,ContextTokens\n1,2\n", "expected columns"),
-        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,2\n", "noon"),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,2\n", "line 2.*noon"),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1\n", "line 2"),
         ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "no request"),
         ("a.jsonl", '{"timestamp": 1}\n', "line 1.*input_length"),
         ("a.jsonl", '{"timestamp": 1, "input_length": 3, "output_length": 4}\n[', "line 2"),

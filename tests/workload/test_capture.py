@@ -108,6 +108,37 @@ def test_a_trace_of_prompt_and_decoded_tokens(url, tmp_path, capsys):
     assert trace.tokens[:10].tolist() == [0, 1, 2, 3, 4, 7, 7, 7, 7, 7]
 
 
+def test_saved_answers_become_a_trace(url, tmp_path, capsys):
+    saved = tmp_path / "answers.jsonl"
+    out = str(tmp_path / "t.npz")
+    lines = []
+    for text in ("a" * 5, "b" * 8):
+        body = json.dumps({"prompt": text, "max_tokens": 4}).encode()
+        with urllib.request.urlopen(f"{url}/v1/completions", body, timeout=10) as answer:
+            lines.append(json.loads(answer.read()) | {"domain": text[0]})
+    saved.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    arguments = ["capture", "--answers", str(saved), "--experts", "16", "--model", "moe", "-o", out]
+    assert cli.main(arguments) == cli.DONE
+    trace = load(out)
+    assert trace.prompt_tokens.tolist() == [5, 8]
+    assert trace.domains == ("a", "b")
+    assert trace.model == "moe"
+    for line, message in (
+        ("{", "line 1"),
+        ("[]", "not an answer"),
+        ('{"choices": [{}], "usage": {"prompt_tokens": 3}}', "no routing"),
+        ('{"choices": [{"routed_experts": "?"}], "usage": {"prompt_tokens": 3}}', "cannot be read"),
+    ):
+        saved.write_text(line)
+        assert cli.main(arguments) == cli.USAGE
+        assert message in capsys.readouterr().err
+    assert cli.main(["capture", "--answers", str(saved), "-o", out]) == cli.USAGE
+    assert "--experts" in capsys.readouterr().err
+    assert cli.main(["capture", url, "--answers", str(saved), "--experts", "9", "-o", out]) == 2
+    assert cli.main(["capture", "--prompts", str(saved), "-o", out]) == cli.USAGE
+    assert "needs a URL" in capsys.readouterr().err
+
+
 def test_failed_requests_are_left_out_and_a_sample_is_a_sample(url, tmp_path, capsys):
     file = prompts(tmp_path / "p.jsonl", ["a" * 5, "bad", "c" * 7, "d" * 8, "odd"])
     out = tmp_path / "t.npz"
@@ -143,7 +174,7 @@ def test_bad_arguments(tmp_path, capsys):
     capsys.readouterr()
     with pytest.raises(SystemExit):
         cli.main(["capture", "http://x", "-o", "t"])
-    assert "--prompts --listen" in capsys.readouterr().err
+    assert "--prompts --listen --answers" in capsys.readouterr().err
 
 
 def mirror(url, **changes):
