@@ -61,9 +61,9 @@ class Tally:
         self.counts: dict[tuple[str, ...], int] = {}
         registry.register(self)
 
-    def add(self, *labels: str) -> None:
-        """Counts one."""
-        self.counts[labels] = self.counts.get(labels, 0) + 1
+    def add(self, *labels: str, count: int = 1) -> None:
+        """Counts one, or several."""
+        self.counts[labels] = self.counts.get(labels, 0) + count
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         """Called by the registry."""

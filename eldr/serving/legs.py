@@ -102,6 +102,9 @@ class Legs:
             return prefilled.passed()
         call.prefilled = time.perf_counter()
         self._metrics.prefill.observe(call.prefilled - started)
+        cached = min(prefilled.cached_tokens, prefilled.prompt_tokens)
+        self._metrics.prompt_tokens.add("cached", count=cached)
+        self._metrics.prompt_tokens.add("computed", count=prefilled.prompt_tokens - cached)
         if prefilled.kv is None:
             self._metrics.kv_missing.inc()
         return await self.decode(call, prefilled)

@@ -61,6 +61,11 @@ class Metrics:
             "expected distinct experts, over all layers, that a request adds to its worker's step",
             _EXPERTS,
         )
+        self.prompt_tokens = self._tally(
+            "prompt_tokens",
+            "prompt tokens of prefill legs: cached by the prefill worker, or computed",
+            "kind",
+        )
         self.retries = self._counter(
             "retries", "repeated tries by leg, or refused ones (no_budget)", "leg", "outcome"
         )

@@ -13,7 +13,7 @@ from eldr.geometry import Geometry
 from eldr.serving.decision_log import DecisionLog, read_decisions
 from eldr.serving.experiment import Experiment, Mean, difference, half_width
 from eldr.signature import decode
-from tests.serving.mocks.worker import MockWorker
+from tests.serving.mocks.worker import MockWorker, Plan
 from tests.serving.rig import Rig, rig, until
 
 GEOMETRY = Geometry(2, 8, 2)
@@ -47,6 +47,16 @@ async def test_metrics_have_closed_names_and_count_what_happened() -> None:
         up = [v for lab, v in got["eldr_router_workers"] if lab["state"] == "up"]
         assert up == [1.0, 2.0]
         assert sum(v for _, v in got["eldr_router_shadow_decisions_total"]) == 2.0
+
+
+async def test_prompt_tokens_are_counted_by_what_prefill_had_cached() -> None:
+    async with rig(1, 1) as r:
+        usage = {"prompt_tokens": 40, "prompt_tokens_details": {"cached_tokens": 32}}
+        r.prefill[0].plan = Plan(body=json.dumps({"id": "x", "usage": usage}).encode())
+        await r.complete()
+        await r.complete()
+        counts = r.router.metrics.prompt_tokens.counts
+        assert counts == {("cached",): 64, ("computed",): 16}
 
 
 async def test_expected_distinct_experts_of_live_and_shadow() -> None:
