@@ -134,7 +134,7 @@ class Run:
         self._status = np.zeros(count, np.int8)
         self._fallbacks: dict[str, int] = {}
         self._telemetry, self._ticks = Telemetry(), 0
-        self._progress = progress
+        self._progress, self._clock = progress, 0.0
         self._transfer = config.prefill.transfer(traffic.arrivals.input_tokens).tolist()
 
     def execute(self) -> Outcome:
@@ -179,12 +179,17 @@ class Run:
         self._collect(now)
 
     def _collect(self, now: float) -> None:
+        last = self._clock
         for time, worker, i in self._pool.advance(now):
             if self._status[i] != PENDING or worker != self._worker[i]:
                 raise ConservationError(f"request {i} ended twice, or on another worker")
+            if not last <= time <= now:
+                raise ConservationError(f"request {i} ended at {time}, between {last} and {now}")
+            last = time
             self._end[i] = time
             self._status[i] = DONE
             self._routers.release(i)
+        self._clock = now
 
     def _dispatch(self, i: int, now: float) -> None:
         """Picks a worker and hands the request over; prefill has made its first token."""

@@ -16,7 +16,7 @@ from eldr.simulation.pool import PoolConfig
 from eldr.simulation.prefill import PrefillConfig, first_tokens
 from eldr.simulation.reference import ReferencePool
 from eldr.simulation.replay import Replay
-from eldr.simulation.run import DONE, FAILED, REJECTED, Run, RunConfig
+from eldr.simulation.run import DONE, FAILED, REJECTED, ConservationError, Run, RunConfig
 from eldr.simulation.traffic import draw
 from eldr.simulation.variants import signatures
 from eldr.workload.arrivals import Arrivals, poisson
@@ -29,11 +29,13 @@ COST = StepCost(base=2e-3, expert=5e-5, kv=1e-8, request=1e-5)
 PREFILL = PrefillConfig(workers=2, fixed=1e-3, token=2e-6, transfer_fixed=1e-3, transfer_token=1e-7)
 
 
-def execute(policy="least_requests", requests=120, workers=3, rate=60.0, seed=0, **changes):
+def execute(
+    policy="least_requests", requests=120, workers=3, rate=60.0, seed=0, mix="same", **changes
+):
     made = poisson(rate, requests, seed)
     arrivals = Arrivals(made.times, made.input_tokens, np.minimum(made.output_tokens // 12, 60) + 1)
     arrivals.output_tokens[::10] = 1
-    traffic = draw(TRACE, np.arange(len(TRACE)), "same", arrivals, seed)
+    traffic = draw(TRACE, np.arange(len(TRACE)), mix, arrivals, seed)
     settings = {"pool": PoolConfig(COST, seed=seed), "prefill": PREFILL, "seed": seed, **changes}
     config = RunConfig(workers, **settings)
 
@@ -44,12 +46,84 @@ def execute(policy="least_requests", requests=120, workers=3, rate=60.0, seed=0,
 
 
 @pytest.mark.parametrize("policy", ["random", "power_of_two", "marginal_cost"])
-def test_a_run_equals_the_one_in_plain_python(monkeypatch, policy):
-    fast = execute(policy)
+@pytest.mark.parametrize(("mix", "seed"), [("same", 0), ("even", 1), ("skewed", 2), ("drift", 3)])
+def test_a_run_equals_the_one_in_plain_python(monkeypatch, policy, mix, seed):
+    """Every time, worker and count, with workers that join, leave and fail on the way."""
+    events = (
+        FleetEvent(0.4, Kind.JOIN, "late"),
+        FleetEvent(0.7, Kind.LEAVE, "w1"),
+        FleetEvent(0.9, Kind.FAIL, "w0"),
+    )
+    ranks = 1 + seed % 2
+    pool = PoolConfig(COST, max_batch=6, kv_tokens=9000, seed=seed, expert_ranks=ranks)
+    fast = execute(policy, mix=mix, seed=seed, events=events, pool=pool)
     monkeypatch.setattr(run_module, "make_pool", ReferencePool)
-    plain = execute(policy)
+    plain = execute(policy, mix=mix, seed=seed, events=events, pool=pool)
     np.testing.assert_array_equal(fast.end, plain.end)
     np.testing.assert_array_equal(fast.worker, plain.worker)
+    np.testing.assert_array_equal(fast.status, plain.status)
+    for a, b in zip(fast.totals, plain.totals, strict=True):
+        assert (a.seconds, a.steps, a.tokens, a.slowest) == (
+            b.seconds,
+            b.steps,
+            b.tokens,
+            b.slowest,
+        )
+        np.testing.assert_array_equal(a.distinct, b.distinct)
+
+
+class Broken(ReferencePool):
+    """A pool that breaks one law, named by `fault`."""
+
+    fault = ""
+
+    def advance(self, until):
+        done = super().advance(until)
+        if done and self.fault == "lost":
+            done.pop()
+        if done and self.fault == "twice":
+            done.append(done[-1])
+        if done and self.fault == "elsewhere":
+            done[0] = done[0]._replace(worker=(done[0].worker + 1) % 3)
+        if done and self.fault == "early":
+            done[0] = done[0]._replace(time=-1.0)
+        if done and self.fault == "late":
+            done[-1] = done[-1]._replace(time=done[-1].time + 1e6)
+        return done
+
+    def totals(self, worker):
+        found = super().totals(worker)
+        if self.fault == "load":
+            found.reserved = 1
+        if self.fault == "tokens":
+            found.tokens -= 1
+        return found
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("lost", "never ended"),
+        ("twice", "ended twice"),
+        ("elsewhere", "another worker"),
+        ("early", "between"),
+        ("late", "between"),
+        ("load", "in the pool"),
+        ("tokens", "tokens made"),
+    ],
+)
+def test_every_run_checks_that_nothing_is_lost_doubled_or_out_of_time(monkeypatch, fault, message):
+    monkeypatch.setattr(Broken, "fault", fault)
+    monkeypatch.setattr(run_module, "make_pool", Broken)
+    with pytest.raises(ConservationError, match=message):
+        # Beyond the last arrival time has no end, so only what still arrives can come late.
+        execute(requests=60, rate=20.0)
+
+
+def test_a_reservation_left_behind_is_found(monkeypatch):
+    monkeypatch.setattr(Fleet, "release", lambda self, request: True)
+    with pytest.raises(ConservationError, match="reserved"):
+        execute(requests=20)
 
 
 def test_every_request_ends_once_and_equal_seeds_give_equal_runs():
