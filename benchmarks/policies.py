@@ -39,7 +39,12 @@ def shared_data() -> Path:
 
 
 def cells(
-    traces: Sequence[Path], bursts: Path, workers: Sequence[int], per_worker: int, batch: float
+    traces: Sequence[Path],
+    bursts: Path,
+    workers: Sequence[int],
+    per_worker: int,
+    batch: float,
+    know_length: bool = False,
 ) -> list[Cell]:
     """The study's cells; the fifth kind of traffic is skipped when `bursts` is not there."""
     made = []
@@ -52,7 +57,16 @@ def cells(
                     (Mix.SAME, ArrivalSpec(str(bursts), "mooncake_conversation", clip=CLIP))
                 )
             made += [
-                Cell(str(path), mix, count, cost, per_worker * count, batch=batch, arrivals=spec)
+                Cell(
+                    str(path),
+                    mix,
+                    count,
+                    cost,
+                    per_worker * count,
+                    batch=batch,
+                    arrivals=spec,
+                    know_length=know_length,
+                )
                 for mix, spec in kinds
             ]
     return made
@@ -111,6 +125,9 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--requests-per-worker", type=int, default=1000)
     parser.add_argument("--batch", type=float, default=30.0)
+    parser.add_argument(
+        "--know-length", action="store_true", help="tell policies how long requests decode"
+    )
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--tau", action="append", help=f"of locality_band, default {TAUS}")
     parser.add_argument("--no-published", action="store_true", help="leave locality_band out")
@@ -125,7 +142,12 @@ def main() -> int:
     taus = () if args.no_published else tuple(args.tau or TAUS)
     chosen = (*LOAD_BALANCERS, *(f"locality_band:tau={tau}" for tau in taus), *ours)
     grid = cells(
-        traces, data / "arrivals.npz", args.workers or [8, 16], args.requests_per_worker, args.batch
+        traces,
+        data / "arrivals.npz",
+        args.workers or [8, 16],
+        args.requests_per_worker,
+        args.batch,
+        args.know_length,
     )
     started = time.time()
     results = study(
