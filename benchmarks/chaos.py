@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,12 +109,29 @@ class Chaos:
             await worker.start()
 
 
+def telling(worker: MockWorker) -> Callable[[], str]:
+    """What a worker's /metrics say: its load, and a start time that every restart changes."""
+    return lambda: (
+        f"vllm:num_requests_running {worker.active}\nvllm:num_requests_waiting 0\n"
+        f"vllm:kv_cache_usage_perc 0.1\nprocess_start_time_seconds {100 * worker.starts}\n"
+    )
+
+
+async def pieces(raw: bytes) -> AsyncIterator[bytes]:
+    """A body of unknown length."""
+    yield raw[: len(raw) // 2]
+    yield raw[len(raw) // 2 :]
+
+
 async def one(client: aiohttp.ClientSession, url: str, number: int, rng: random.Random) -> str:
     """Sends a request and says how it ended."""
-    stream, leaves = rng.random() < 0.6, rng.random() < 0.03
+    stream, leaves, chunked = rng.random() < 0.6, rng.random() < 0.03, rng.random() < 0.1
     body = {"model": "m", "prompt": f"{number} " * rng.randrange(1, 60), "stream": stream}
+    raw = json.dumps(body).encode()
     try:
-        async with client.post(url + "/v1/completions", json=body) as response:
+        async with client.post(
+            url + "/v1/completions", data=pieces(raw) if chunked else raw
+        ) as response:
             if leaves:
                 return "left"
             raw = await response.read()
@@ -144,7 +162,16 @@ def start_router(chaos: Chaos, port: int, log: Path) -> subprocess.Popen[bytes]:
     command += ["--decode", *(w.url for w in chaos.decode)]
     command += ["--policy", "marginal_cost", "--health-interval", "1", "--health-timeout", "2"]
     command += ["--health-failures", "2", "--eject-seconds", "1", "--slow-start", "2"]
-    command += ["--first-byte-timeout", "20", "--idle-timeout", "10", "--log-level", "error"]
+    command += [
+        "--poll-interval",
+        "0.5",
+        "--first-byte-timeout",
+        "20",
+        "--idle-timeout",
+        "10",
+        "--log-level",
+        "error",
+    ]
     with log.open("wb") as out:
         return subprocess.Popen(command, stdout=out, stderr=out)
 
@@ -209,6 +236,7 @@ async def settled(client: aiohttp.ClientSession, url: str) -> dict[str, float]:
             "experts": sum(r["experts"] for r in rows["decode"]),
             "running": _sample(text, "eldr_router_running_requests"),
             "waiting": _sample(text, "eldr_router_waiting_requests"),
+            "others": sum(r["others"] for kind in rows.values() for r in kind),
         }
         if not any(left.values()):
             break
@@ -227,7 +255,7 @@ async def run(requests: int, seed: int) -> dict[str, Any]:
     chaos = Chaos(prefill, [MockWorker("decode") for _ in range(6)], rng)
     for worker in (*chaos.prefill, *chaos.decode):
         worker.plan, worker.keep_seen = Plan(events=6), False
-        worker.expert = rng.randrange(64)
+        worker.expert, worker.metrics = rng.randrange(64), telling(worker)
         await worker.start()
     (port,), started = free_ports(1), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,7 +81,7 @@ class MockWorker:
         aborted: requests whose client went before the end.
         engine_id: changes with every (re)start, like NIXL's.
         count: POST requests so far.
-        metrics: body of /metrics; without it there is no such route.
+        metrics: body of /metrics, or who makes it; without it there is no such route.
         counters: what /eldr/decode says, likewise.
         keep_seen: whether `seen` grows; long runs leave it out.
     """
@@ -113,7 +113,7 @@ class MockWorker:
         self.mutate_kv: dict[str, Any] = {}
         self.mutate_signature: dict[str, Any] = {}
         self.no_kv = False
-        self.metrics: str | None = None
+        self.metrics: str | Callable[[], str] | None = None
         self.counters: dict[str, Any] | None = None
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -194,7 +194,8 @@ class MockWorker:
         elif path == "/eldr/info" and (self.info is not None or self.geometry is not None):
             _write(writer, 200, json.dumps(self.info or self._info()).encode())
         elif path == "/metrics" and self.metrics is not None:
-            _write(writer, 200, self.metrics.encode())
+            text = self.metrics if isinstance(self.metrics, str) else self.metrics()
+            _write(writer, 200, text.encode())
         elif path == "/eldr/decode" and self.counters is not None:
             _write(writer, 200, json.dumps(self.counters).encode())
         else:
