@@ -254,10 +254,6 @@ class DecodePool(Pool):
             coverage=None if signature is None else signature.coverage,
         )
         self._decisions.add(record)
-        metrics = self._metrics
-        metrics.decided(decision.policy, decision.branch, elapsed)
-        if decision.reason is not None:
-            metrics.fallback.labels(str(decision.reason)).inc()
-        if decision.choice.added_experts is not None:
-            metrics.predicted.observe(decision.choice.added_experts)
+        self._metrics.decided(decision.policy, decision.branch, elapsed)
+        self._metrics.explained(decision)
         return record

@@ -58,7 +58,7 @@ class Tally:
         self, name: str, text: str, labels: Sequence[str], registry: CollectorRegistry
     ) -> None:
         self._name, self._text, self._labels = name, text, labels
-        self.counts: dict[tuple[str, ...], int] = {}
+        self.counts: dict[tuple[str, ...], int] = {} if labels else {(): 0}
         registry.register(self)
 
     def add(self, *labels: str, count: int = 1) -> None:

@@ -204,6 +204,7 @@ class Legs:
         return True
 
     async def _prefill_on(self, endpoint: Endpoint, call: Call, body: bytes) -> Prefilled | Failure:
+        self._metrics.leg_requests["prefill"].add()
         try:
             with self._prefill.running(endpoint):
                 limits = Limits(self._limits.first_byte, self._limits.idle, call.expires)
@@ -238,7 +239,7 @@ class Legs:
         try:
             limits = Limits(self._limits.first_byte, self._limits.idle, call.expires)
             body = call.body.decode(prefilled.kv)
-            exchange = await open_exchange(endpoint, call.path, call.headers, body, limits, attempt)
+            exchange = await self._open_decode(endpoint, call, body, limits, attempt)
             async with exchange:
                 if exchange.connection.status == 200 and call.body.stream and exchange.streams:
                     await self._stream(call, ticket, exchange)
@@ -254,6 +255,18 @@ class Legs:
             return error
         finally:
             ticket.release()
+
+    async def _open_decode(
+        self, endpoint: Endpoint, call: Call, body: bytes, limits: Limits, attempt: Attempt
+    ) -> Exchange:
+        metrics, started = self._metrics, time.perf_counter()
+        metrics.leg_requests["decode"].add()
+        metrics.pending_decode += 1
+        try:
+            return await open_exchange(endpoint, call.path, call.headers, body, limits, attempt)
+        finally:
+            metrics.pending_decode -= 1
+            metrics.decode_pending.observe(time.perf_counter() - started)
 
     async def _stream(self, call: Call, ticket: Ticket, exchange: Exchange) -> None:
         # The client's status line waits for the first event: until then another worker can serve.

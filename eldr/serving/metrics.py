@@ -9,9 +9,12 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from eldr import __version__
+from eldr.routing.decision import Decision
+from eldr.routing.request import Reason
 from eldr.serving.condition import State
 from eldr.serving.endpoints import Endpoint
 from eldr.serving.histogram import Histogram, Tally
+from eldr.serving.policy import BY_SIGNATURE
 from eldr.serving.shadow import distinct_per_request
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TPOT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 _DECISION = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
+_BAND = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 _EXPERTS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 # Workers beyond this many share one label value, whatever joins and leaves.
 _MOST_WORKERS = 1000
@@ -47,8 +51,25 @@ class Metrics:
             "time_per_output_event_seconds", "between a stream's first and last event", _TPOT
         )
         self.prefill = self._histogram("prefill_seconds", "the prefill leg", _LATENCY)
+        self.decode_pending = self._histogram(
+            "decode_pending_seconds", "from a decode leg's start to its answer's head", _LATENCY
+        )
+        self.leg_requests = {
+            role: self._tally(f"{role}_requests", f"{role} legs sent to workers")
+            for role in ("prefill", "decode")
+        }
+        self.pending_decode = 0
         self.decisions = self._tally(
             "decisions", "decode decisions by policy and branch", "policy", "branch"
+        )
+        self.locality_hits = self._tally(
+            "locality_hits", "decisions that a signature decided, not load alone"
+        )
+        self.signature_missing = self._tally(
+            "signature_missing", "decisions for which a policy wanted a signature and got none"
+        )
+        self.band_size = self._histogram(
+            "band_size", "workers in the locality band of a decision", _BAND
         )
         self.fallback = self._counter(
             "fallback", "decisions made on load alone, by reason", "reason"
@@ -108,6 +129,20 @@ class Metrics:
         self.decisions.add(policy, branch)
         self.decision_time.observe(seconds)
 
+    def explained(self, decision: Decision) -> None:
+        """Counts why a decision fell as it did."""
+        reason, choice = decision.reason, decision.choice
+        if reason is not None:
+            self.fallback.labels(str(reason)).inc()
+            if reason is Reason.NO_SIGNATURE:
+                self.signature_missing.add()
+        elif decision.policy in BY_SIGNATURE:
+            self.locality_hits.add()
+        if choice.added_experts is not None:
+            self.predicted.observe(choice.added_experts)
+        if choice.band is not None and decision.policy in BY_SIGNATURE:
+            self.band_size.observe(len(choice.band))
+
     def count_worker_event(self, endpoint: Endpoint, event: str) -> None:
         """Counts what happened to a worker."""
         self.worker_events.labels(endpoint.role, event).inc()
@@ -143,6 +178,17 @@ class _Gauges:
         yield GaugeMetricFamily(
             "eldr_router_waiting_requests", "requests in the queue", value=router.admission.waiting
         )
+        yield GaugeMetricFamily(
+            "eldr_router_pending_decode_requests",
+            "decode legs whose worker has not answered yet",
+            value=router.metrics.pending_decode,
+        )
+        for pool in (router.prefill, router.decode):
+            yield GaugeMetricFamily(
+                f"eldr_router_active_{pool.role}_requests",
+                f"{pool.role} legs that run",
+                value=sum(endpoint.running for endpoint in pool.endpoints),
+            )
         yield from self._workers()
         yield from self._policies()
 

@@ -17,7 +17,7 @@ from eldr.serving.errors import StartError
 SERVING_POLICIES = tuple(name for name in POLICIES if name != "domain")
 AUTO = "auto"
 _BY_CENTROID = frozenset({"locality_band", "nearest", "nearest_two", "bounded_load"})
-_BY_SIGNATURE = _BY_CENTROID | {"marginal_cost"}
+BY_SIGNATURE = _BY_CENTROID | {"marginal_cost"}
 
 
 def live_policies(config: RouterConfig) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def decided(config: RouterConfig, geometry: Geometry | None) -> RouterConfig:
 def signature_policy(config: RouterConfig) -> str | None:
     """A configured policy that decides on signatures, None if there is none."""
     named = (*live_policies(config), *config.shadow)
-    return next((name for name in named if name in _BY_SIGNATURE), None)
+    return next((name for name in named if name in BY_SIGNATURE), None)
 
 
 class PolicyMaker:

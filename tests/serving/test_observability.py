@@ -43,6 +43,14 @@ async def test_metrics_have_closed_names_and_count_what_happened() -> None:
         assert got["eldr_router_decision_seconds_count"] == [({}, 2.0)]
         assert got["eldr_router_first_byte_seconds_count"] == [({}, 1.0)]
         assert got["eldr_router_time_per_output_event_seconds_count"] == [({}, 1.0)]
+        assert got["eldr_router_locality_hits_total"] == [({}, 2.0)]
+        assert got["eldr_router_signature_missing_total"] == [({}, 0.0)]
+        for role in ("prefill", "decode"):
+            assert got[f"eldr_router_{role}_requests_total"] == [({}, 2.0)]
+            assert got[f"eldr_router_active_{role}_requests"] == [({}, 0.0)]
+        assert got["eldr_router_pending_decode_requests"] == [({}, 0.0)]
+        assert got["eldr_router_decode_pending_seconds_count"] == [({}, 2.0)]
+        assert got["eldr_router_band_size_count"] == [({}, 0.0)]
         assert sum(v for _, v in got["eldr_router_active_requests"]) == 0
         up = [v for lab, v in got["eldr_router_workers"] if lab["state"] == "up"]
         assert up == [1.0, 2.0]
