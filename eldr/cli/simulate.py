@@ -230,14 +230,23 @@ def _extra(
             case = Case(cell, seeds[0])
             outcomes = {p: case.run(p) for p in policies}
             name = result.name.replace("/", "-")
-            written = plots.draw(outcomes, result.figures, result.name, Path(args.plot) / name)
+            title = f"{cell.trace_name}, {cell.mix} mix, {cell.workers} workers ({args.model} on "
+            title += f"{args.hardware}, simulated)"
+            written = plots.draw(outcomes, result.figures, title, Path(args.plot) / name)
             extra["plots"] += [str(p) for p in written]
     if args.sensitivity:
         from eldr.simulation.sensitivity import sensitivity
 
         expert = args.tensor_parallel if args.expert_parallel else 1
         extra["sensitivity"] = sensitivity(
-            cells[0], policies, seeds, args.model, args.hardware, args.tensor_parallel, expert
+            cells[0],
+            policies,
+            seeds,
+            args.model,
+            args.hardware,
+            args.tensor_parallel,
+            expert,
+            args.prefill_workers,
         )
     return extra
 

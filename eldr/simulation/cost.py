@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from eldr.geometry import Geometry
 from eldr.routing.cost import StepCost
 from eldr.simulation import models
-from eldr.simulation.models import HardwareSpec, ModelSpec
+from eldr.simulation.models import ASSUMED, Figure, HardwareSpec, ModelSpec
 from eldr.simulation.prefill import PrefillConfig
 
-# Share of a GPU's memory that the engine uses; vLLM's default.
-MEMORY_USE = 0.9
+MEMORY_USE = Figure(0.9, "share of a GPU's memory that the engine uses: vLLM's default")
+TRANSFER_FIXED = Figure(1e-3, ASSUMED + ", seconds to register and start the read of a KV")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Deployment:
         Raises:
             ValueError: the weights alone do not fit.
         """
-        room = MEMORY_USE * self.hardware.memory.value * self.tensor - self.model.weight_bytes
+        room = MEMORY_USE.value * self.hardware.memory.value * self.tensor - self.model.weight_bytes
         token = self.model.kv_token * self.kv_copies
         if room < token:
             raise ValueError(
@@ -96,7 +96,7 @@ class Deployment:
             fixed=hard.step_fixed.value + hard.layer_fixed.value * self.model.depth,
             token=2 * self.model.active / rate,
             cached=cached,
-            transfer_fixed=1e-3,  # assumed: one round trip and the registration of the read
+            transfer_fixed=TRANSFER_FIXED.value,
             transfer_token=self.model.kv_token / (hard.link.value * self.tensor),
         )
 

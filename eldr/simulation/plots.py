@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,9 @@ from eldr.simulation.report import LOAD_BALANCERS, measured
 from eldr.simulation.run import Outcome
 
 _BINS = 24
+# Load balancers step back, the policies that are compared with them come forward.
+_MUTED = ("#9aa5b1", "#5f6b7a", "#b8a58c", "#7f9c96")
+_VIVID = ("#0b6e99", "#d1495b", "#3a7d44", "#7d4f9e", "#c77d0a", "#2f2f2f")
 
 
 def draw(
@@ -40,12 +43,14 @@ def draw(
     written = []
     for name, paint in (("cdf", _cdf), ("time", _time), ("pareto", _pareto)):
         figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-        axes.set_title(title, fontsize=10)
-        axes.grid(alpha=0.3)
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        colours = _colours(list(outcomes))
         if name == "pareto":
-            paint(axes, figures)
+            paint(axes, figures, colours)
         else:
-            paint(axes, outcomes)
+            paint(axes, outcomes, colours)
         for ending in ("png", "svg"):
             path = stem.with_name(f"{stem.name}-{name}.{ending}")
             # A fixed hash salt and no date: equal runs write equal files.
@@ -56,18 +61,35 @@ def draw(
     return written
 
 
-def _cdf(axes: Any, outcomes: Mapping[str, Outcome]) -> None:
+def _colours(policies: Sequence[str]) -> dict[str, str]:
+    """One colour per policy, the same in every picture."""
+    ours = [p for p in policies if p not in LOAD_BALANCERS]
+    found = {p: _MUTED[LOAD_BALANCERS.index(p)] for p in policies if p in LOAD_BALANCERS}
+    return found | {p: _VIVID[i % len(_VIVID)] for i, p in enumerate(ours)}
+
+
+def _cdf(axes: Any, outcomes: Mapping[str, Outcome], colours: Mapping[str, str]) -> None:
+    ends = []
     for policy, outcome in outcomes.items():
         values = np.sort(_tpot(outcome)[measured(len(outcome.traffic))])
         values = values[np.isfinite(values)]
+        if not len(values):
+            continue
         share = np.arange(1, len(values) + 1) / len(values)
-        axes.plot(values, share, label=policy, **_style(policy))
-    axes.set_xlabel("time per output token [ms]")
+        style = {"linestyle": "--", "linewidth": 1.2} if policy in LOAD_BALANCERS else {}
+        axes.plot(values, share, label=policy, color=colours[policy], **style)
+        ends.append(np.percentile(values, (0.2, 99.8)))
+    if ends:
+        axes.set_xlim(min(e[0] for e in ends), max(e[1] for e in ends))
+    axes.axhline(0.5, color="black", linewidth=0.5)
+    axes.axhline(0.99, color="black", linewidth=0.5)
+    axes.set_ylim(0, 1.01)
+    axes.set_xlabel("time per output token of a request [ms]")
     axes.set_ylabel("share of requests")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, frameon=False)
 
 
-def _time(axes: Any, outcomes: Mapping[str, Outcome]) -> None:
+def _time(axes: Any, outcomes: Mapping[str, Outcome], colours: Mapping[str, str]) -> None:
     """Median gain of each slice of the run against the load balancer best in that slice."""
     count = len(next(iter(outcomes.values())).traffic)
     edges = np.linspace(0, count, min(_BINS, count // 20 + 1) + 1).astype(int)
@@ -80,28 +102,34 @@ def _time(axes: Any, outcomes: Mapping[str, Outcome]) -> None:
         axes.text(0.5, 0.5, "no load balancer to compare with", ha="center")
         return
     best = np.min(base, axis=0)
-    middle = (edges[:-1] + edges[1:]) / 2 / count
+    middle = 100 * (edges[:-1] + edges[1:]) / 2 / count
     for policy, values in medians.items():
         if policy not in LOAD_BALANCERS:
-            axes.plot(middle, 100 * (1 - values / best), marker=".", label=policy)
+            gain = 100 * (1 - values / best)
+            axes.plot(middle, gain, marker=".", label=policy, color=colours[policy])
     axes.axhline(0, color="black", linewidth=0.8)
-    axes.set_xlabel("share of the run")
-    axes.set_ylabel("gain of the median TPOT [%]")
-    axes.legend(fontsize=8)
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("requests so far [%]")
+    axes.set_ylabel("median TPOT saved against\nthe best load balancer [%]")
+    axes.legend(fontsize=8, frameon=False)
 
 
-def _pareto(axes: Any, figures: Mapping[str, Any]) -> None:
-    for policy, values in figures.items():
-        x, y = values["tpot_ms"]["p50"], values["tpot_ms"]["p99"]
-        axes.scatter([x], [y], marker="s" if policy in LOAD_BALANCERS else "o", label=policy)
-    axes.set_xlabel("TPOT P50 [ms]")
-    axes.set_ylabel("TPOT P99 [ms]")
-    axes.legend(fontsize=8)
+def _pareto(axes: Any, figures: Mapping[str, Any], colours: Mapping[str, str]) -> None:
+    """P99 against P50; the line joins what no other policy beats in both."""
+    points = {p: (f["tpot_ms"]["p50"], f["tpot_ms"]["p99"]) for p, f in figures.items()}
+    front = sorted(
+        a for a in points.values()
+        if not any(b != a and b[0] <= a[0] and b[1] <= a[1] for b in points.values())
+    )  # fmt: skip
+    axes.plot(*zip(*front, strict=True), color="black", linewidth=0.8, linestyle=":")
+    for policy, (x, y) in points.items():
+        marker = "s" if policy in LOAD_BALANCERS else "o"
+        axes.scatter([x], [y], marker=marker, s=45, color=colours[policy], label=policy, zorder=3)
+    axes.margins(0.12)
+    axes.set_xlabel("TPOT P50 [ms], left is better")
+    axes.set_ylabel("TPOT P99 [ms], down is better")
+    axes.legend(fontsize=8, frameon=False)
 
 
 def _tpot(outcome: Outcome) -> Any:
     return outcome.tpot * 1e3
-
-
-def _style(policy: str) -> dict[str, Any]:
-    return {"linestyle": "--", "linewidth": 1.0} if policy in LOAD_BALANCERS else {}

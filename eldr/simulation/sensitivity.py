@@ -14,7 +14,9 @@ from eldr.simulation.study import study
 from eldr.workload.traces import load
 
 FACTORS = (0.5, 2.0)
-_STEP = ("efficiency", "step_fixed", "layer_fixed", "tensor_parallel")  # what decides a decode step
+# What decides a decode step; and what decides prefill and the KV transfer, where they take time.
+_STEP = ("bandwidth", "efficiency", "step_fixed", "layer_fixed", "tensor_parallel")
+_PREFILL = ("flops", "flops_efficiency", "link")
 
 
 def sensitivity(
@@ -25,8 +27,11 @@ def sensitivity(
     hardware: str,
     tensor: int,
     expert: int,
+    prefill_workers: int = 0,
 ) -> list[dict[str, Any]]:
     """Halves and doubles every assumed constant of the step cost, one at a time.
+
+    With prefill workers, those of prefill and of the KV transfer too.
 
     Returns:
         Rows {constant, factor, value, gain_pct: {policy: {p50, p99}}}; the first changes nothing.
@@ -38,17 +43,19 @@ def sensitivity(
         figure: Figure = getattr(hard, field.name)
         if field.name == "tensor_parallel" and tensor == 1:
             continue  # a single GPU has no all-reduce
-        if field.name in _STEP and figure.value and figure.source.startswith(ASSUMED):
+        wanted = _STEP + (_PREFILL if prefill_workers else ())
+        if field.name in wanted and figure.value and figure.source.startswith(ASSUMED):
             for factor in FACTORS:
                 value = figure.value * factor
-                if field.name == "efficiency":
+                if field.name.endswith("efficiency"):
                     value = min(value, 1.0)
                 changed = replace(hard, **{field.name: Figure(value, figure.source)})
                 variants.append((field.name, value / figure.value, changed))
-    cells = [
-        replace(cell, cost=Deployment(models.model(model), h, tensor, expert).step_cost(geometry))
-        for _, _, h in variants
-    ]
+    cells = []
+    for _, _, h in variants:
+        made = Deployment(models.model(model), h, tensor, expert)
+        prefill = made.prefill(prefill_workers, cell.prefill.cached) if prefill_workers else None
+        cells.append(replace(cell, cost=made.step_cost(geometry), prefill=prefill or cell.prefill))
     results = study(cells, policies, seeds, processes=min(2, len(cells)))
     return [
         {

@@ -265,3 +265,17 @@ def test_sensitivity_varies_every_assumed_constant_of_a_step(capsys):
     gain = {(r["constant"], r["factor"]): r["gain_pct"]["marginal_cost"]["p50"] for r in rows}
     assert gain["layer_fixed", 2.0] < gain["layer_fixed", 0.5]
     assert cli.main(["simulate", "--sensitivity", "--calibration", "x"]) == cli.USAGE
+
+
+def test_sensitivity_of_other_hardware_and_with_a_prefill_pool(capsys):
+    code = cli.main(
+        ["simulate", "--json", "--requests", "100", "--workers", "2", "--policy", "random",
+         "--output-tokens", "30", "--model", "tiny", "--hardware", "cpu", "--prefill-workers", "2",
+         "--sensitivity", "--processes", "1"]
+    )  # fmt: skip
+    assert code == cli.DONE
+    rows = json.loads(capsys.readouterr().out)["sensitivity"]
+    assert {r["constant"] for r in rows} == {
+        "none", "bandwidth", "efficiency", "flops", "flops_efficiency", "link", "step_fixed",
+        "layer_fixed",
+    }  # fmt: skip
