@@ -25,7 +25,7 @@ from eldr.signature import decode
 
 MAX_LEN = 384
 _WHOLE = 16 * MAX_LEN  # tokens per step, so that no prompt is cut
-_LATENT_BLOCK = 16  # the only size that vLLM's latent attention has on a CPU
+_REFERENCE_BLOCK = 16  # the only size of vLLM's reference latent attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Case:
         seed: of the traffic.
         block_size: tokens per KV block.
         chunk: tokens per step at most; prompts longer than this arrive in chunks. Not used
-            with latent attention, where vLLM does not chunk on a CPU.
+            with latent attention on a CPU without AMX, where vLLM does not chunk.
         blocks: KV blocks in the pool per cache group; little more than the longest request
             needs forces eviction and preemption.
         connector: whether evicted prefixes come back through a KV connector.
@@ -107,8 +107,8 @@ def switch_off(llm: Any) -> None:
 
 def _start(case: Case, folder: Path) -> Any:
     extra: dict[str, Any] = {}
-    latent = families.latent_attention(case.family)
-    block_size = _LATENT_BLOCK if latent else case.block_size
+    reference = families.reference_latent_attention(case.family)
+    block_size = _REFERENCE_BLOCK if reference else case.block_size
     store = {"host_store_blocks": 4096} if case.store else {}
     if case.connector:
         extra["kv_transfer_config"] = {
@@ -116,7 +116,7 @@ def _start(case: Case, folder: Path) -> Any:
             "kv_connector_module_path": "eldr.engine.testing.connector",
             "kv_role": "kv_both",
         }
-    elif case.runner == "v2" and not latent:  # vLLM wants prefix caching with it
+    elif case.runner == "v2" and not reference:  # vLLM wants prefix caching with it
         extra["enable_return_routed_experts"] = True
     if case.speculate:
         extra["speculative_config"] = {
@@ -132,7 +132,7 @@ def _start(case: Case, folder: Path) -> Any:
         block_size=block_size,
         max_model_len=MAX_LEN,
         max_num_seqs=16,
-        max_num_batched_tokens=_WHOLE if latent else case.chunk,
+        max_num_batched_tokens=_WHOLE if reference else case.chunk,
         num_gpu_blocks_override=case.blocks
         * families.cache_groups(case.family)
         * (case.block_size // block_size),

@@ -121,9 +121,15 @@ def cache_groups(family: str) -> int:
     return 2 if "layer_types" in _FAMILIES[family][1] else 1
 
 
-def latent_attention(family: str) -> bool:
-    """Whether it has MLA, for which vLLM turns prefix caching and chunking off on a CPU."""
-    return "kv_lora_rank" in _FAMILIES[family][1]
+def reference_latent_attention(family: str) -> bool:
+    """Whether it has MLA and this CPU no AMX tiles.
+
+    vLLM then takes a reference backend: blocks of 16, whole prompts, no prefix caching.
+    """
+    import torch
+
+    amx = torch.cpu._is_amx_tile_supported()  # what vLLM asks
+    return "kv_lora_rank" in _FAMILIES[family][1] and not amx
 
 
 def make(family: str, folder: Path, seed: int = 1) -> Path:
