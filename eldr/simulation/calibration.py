@@ -115,12 +115,12 @@ def from_gpu_check(path: str | Path, assumed: HardwareSpec, model: str) -> Hardw
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         copy = float(content["copy_bytes_per_s"])
-        layers = {
-            str(e["model"]).lower(): (float(e["expert_gb_per_s"]) * 1e9, float(e["base_us"]) * 1e-6)
+        layers = [
+            (str(e["model"]).lower(), float(e["expert_gb_per_s"]) * 1e9, float(e["base_us"]) * 1e-6)
             for e in content["experts"]
             if e["expert_gb_per_s"]
-        }
-        used = [layers[model]] if model in layers else list(layers.values())
+        ]
+        used = [e[1:] for e in layers if e[0] == model] or [e[1:] for e in layers]
         if not (copy > 0 and used):
             raise ValueError("no time of a fused-MoE layer was measured")
     except (ValueError, TypeError, KeyError) as error:

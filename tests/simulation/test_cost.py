@@ -143,6 +143,24 @@ def test_gpu_check_results_replace_what_was_assumed(tmp_path):
             from_gpu_check(path, HARDWARE["h200"], "tiny")
 
 
+def test_a_run_of_the_gpu_check_is_read_as_it_writes_it(tmp_path):
+    """Layers of one model at two batch sizes count with their mean."""
+    pytest.importorskip("torch")
+    from profiling.gpu_check.experts import ExpertCost
+    from profiling.gpu_check.results import Results
+
+    costs = [
+        ExpertCost("Qwen3-30B-A3B", "fused", batch, {}, base, 3.0, 9_437_184)
+        for batch, base in ((16, 45.0), (64, 65.0))
+    ]
+    run = Results("gpu-check", {}, "2026-01-01", copy_bytes_per_s=4e12, experts=costs)
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps(run.as_dict()))
+    measured = from_gpu_check(own, HARDWARE["h200"], "qwen3-30b-a3b")
+    assert measured.layer_fixed.value == pytest.approx(55e-6)
+    assert measured.bandwidth.value * measured.efficiency.value == pytest.approx(9_437_184 / 3e-6)
+
+
 def test_cost_files(tmp_path):
     path = tmp_path / "cost.json"
     path.write_text(json.dumps({"base": 0.003, "expert": 1e-5}))
