@@ -45,6 +45,7 @@ class Front(asyncio.Protocol):
         self._body: asyncio.Future[None] | None = None
         self._pieces: list[bytes] = []
         self._missing = 0
+        self._unread = 0
         self._drained: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._reading = True
@@ -78,12 +79,19 @@ class Front(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Collects what came; a request starts as soon as its head is there."""
+        if self._unread:
+            self._unread -= len(data)
+            if self._unread <= 0 and self._transport is not None:
+                self._transport.close()
+            return
         if self._body is not None:
             self._pieces.append(data)
             self._missing -= len(data)
             if self._missing <= 0 and not self._body.done():
                 self._body.set_result(None)
             return
+        if not self._buffer:
+            self.since = self._loop.time()
         self._buffer = self._buffer + data if self._buffer else data
         if self._task is None:
             self._next()
@@ -96,7 +104,6 @@ class Front(asyncio.Protocol):
 
     def _next(self) -> None:
         """Starts the request at the front of the buffer, if its head is there."""
-        self.since = self._loop.time()
         buffer = self._buffer
         line = buffer.find(b"\n", 0, _LONGEST_LINE) + 1
         path = _LINES.get(buffer[:line]) if line else None
@@ -140,13 +147,24 @@ class Front(asyncio.Protocol):
             return
         if request.cut_short:
             transport.abort()
-        elif request.close or request.unread or self._listener.closing:
+        elif request.unread and not self._listener.closing:
+            self._linger(request.unread - len(self._buffer))
+        elif request.close or self._listener.closing:
             transport.close()
         else:
             self._resume_reading()
             self.since = self._loop.time()
             if self._buffer:
                 self._next()
+
+    def _linger(self, unread: int) -> None:
+        """Reads the rest of a refused body and forgets it.
+
+        Closed before that, the client's system would throw away the refusal it has not read yet.
+        """
+        self._buffer, self._unread = b"", unread
+        self.since = self._loop.time()
+        self._resume_reading()
 
     def _hand_over(self) -> None:
         """Gives the connection and what it has sent to aiohttp, for good."""
@@ -207,8 +225,8 @@ class Front(asyncio.Protocol):
 
     @property
     def partial(self) -> bool:
-        """Whether part of a request's head is there."""
-        return self._task is None and bool(self._buffer)
+        """Whether part of a request's head is there, or the rest of a refused body is awaited."""
+        return self._task is None and bool(self._buffer or self._unread)
 
     def close(self) -> None:
         """Ends the connection, with whatever runs on it."""

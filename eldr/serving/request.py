@@ -51,7 +51,7 @@ class Request:
         self._streams = False
         self.path = path
         self.headers = headers
-        self.close = headers.get("connection", "").lower() == "close"
+        self.close = "close" in headers.get("connection", "").lower()
 
     async def body(self, limit: int, seconds: float) -> bytes:
         """The body.
@@ -72,9 +72,9 @@ class Request:
         return raw
 
     @property
-    def unread(self) -> bool:
-        """Whether the body was not taken, so that nothing can follow on the connection."""
-        return self._length > 0
+    def unread(self) -> int:
+        """Bytes of the body that were not taken; nothing can follow on the connection then."""
+        return self._length
 
     async def begin(self, headers: Pairs) -> None:
         """Starts a streamed answer of status 200; it is sent with the first bytes."""
@@ -97,7 +97,10 @@ class Request:
 
     async def answer(self, answer: Answer) -> None:
         """Sends a whole answer."""
-        self.close = self.close or self.unread
+        if self._connection.has(self._length):  # refused unread, but it came with the head
+            self._connection.take(self._length)
+            self._length = 0
+        self.close = self.close or self._length > 0
         length = b"Content-Length: %d\r\n" % len(answer.body)
         head = _head(answer.status, answer.raw_headers, length, self.close)
         await self._connection.send(head + answer.body)
