@@ -70,6 +70,7 @@ class Call:
         prefilled: `time.perf_counter()` at the end of the first prefill leg, None before it.
         ttft: seconds to the first byte of a stream, None before it.
         tpot: seconds per event after the first, None for less than two events.
+        events: of a stream that was passed on, 0 before its end.
         broken: the stream ended with an error event.
         ticket: the reservation of the decode leg that served it.
     """
@@ -87,11 +88,13 @@ class Call:
     prefilled: float | None = None
     ttft: float | None = None
     tpot: float | None = None
+    events: int = 0
     broken: bool = False
     ticket: Ticket | None = None
 
     def last_byte(self, events: int) -> None:
         """Marks the end of a stream that passed so many events."""
+        self.events = events
         if self.ttft is not None and events > 1:
             streamed = time.perf_counter() - self.started - self.ttft
             self.tpot = streamed / (events - 1)

@@ -90,6 +90,7 @@ class Router:
         row["shadows"] = ticket.shadows
         row["outcome"] = outcome
         row["ttft_s"], row["tpot_s"] = call.ttft, call.tpot
+        row["events"] = call.events
         row["seconds"] = time.perf_counter() - call.started
         if log.signatures and ticket.signature is not None:
             row["signature"] = orjson.Fragment(ticket.signature)

@@ -110,6 +110,7 @@ async def test_decision_log_has_decisions_outcomes_and_signatures(tmp_path: Path
     assert [row["outcome"] for row in rows] == ["ok", "ok"]
     assert rows[0]["ttft_s"] > 0
     assert rows[0]["tpot_s"] > 0
+    assert (rows[0]["events"], rows[1]["events"]) == (4, 0)
     assert rows[1]["tpot_s"] is None
     for row in rows:
         assert row["policy"] == "marginal_cost"
