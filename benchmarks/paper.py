@@ -306,7 +306,7 @@ def markdown(out: dict[str, Any]) -> str:
             continue
         for row in out[part]:
             head = ", ".join(
-                f"{k} {v}"
+                f"{k} {v:.1f}" if isinstance(v, float) else f"{k} {v}"
                 for k, v in row.items()
                 if k not in ("gain_pct", "published_pct") and not isinstance(v, dict)
             )
@@ -316,7 +316,8 @@ def markdown(out: dict[str, Any]) -> str:
                 if "p50" in gain
                 else ", ".join(f"{p} {pair(g)}" for p, g in gain.items())
             )
-            beside = f" (published {row['published_pct']})" if "published_pct" in row else ""
+            p50, p99 = row.get("published_pct", (0.0, 0.0))
+            beside = f" (published {p50:+.1f} / {p99:+.1f})" if "published_pct" in row else ""
             lines.append(f"- {head}: {shown}{beside}")
     return "\n".join(lines)
 
