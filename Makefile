@@ -2,6 +2,7 @@
 # make demo-ray   the same through Ray Serve, in a smaller size
 # make gpu-check   build for, check and time the GPU of this machine (needs torch with CUDA)
 # make test   set up everything and run all tests that this machine can run
+# make coverage   the same under coverage.py; writes results/coverage.json
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +10,7 @@ ENGINE := requirements/engine-cpu.lock
 TOOLS := requirements/dev.lock
 NATIVE := setup.py pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo demo-ray test lint setup clean gpu-check
+.PHONY: demo demo-ray test lint setup clean gpu-check coverage
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.patched
@@ -43,6 +44,14 @@ lint: $(VENV)/.eldr
 
 test: setup lint
 	$(BIN)/pytest
+
+# Every test under coverage.py, subprocesses and engines included; the summary is committed.
+coverage: setup lint
+	$(BIN)/coverage erase
+	-$(BIN)/coverage run -m pytest --timeout=1500
+	$(BIN)/coverage combine
+	$(BIN)/coverage json -o build/coverage.json
+	$(BIN)/python -m benchmarks.coverage build/coverage.json
 
 # Runs where torch has CUDA, which the pinned environment above does not: name that Python.
 GPU_PYTHON ?= python3
