@@ -215,8 +215,7 @@ class Legs:
         headers = _passed(head.headers) + self._names(route)
         if head.status != 200:
             return Answer(head.status, [(k.encode(), v.encode()) for k, v in headers], body)
-        await client.start(200, headers)
-        await client.write(body)
+        await send_whole(client, 200, headers, body)
         return 200
 
     async def _relay(
@@ -333,6 +332,11 @@ async def _pass(answer: Answer, client: Client) -> int:
     headers: list[tuple[str, str]] = [
         (k.decode("latin-1").lower(), v.decode("latin-1")) for k, v in answer.raw_headers
     ]
-    await client.start(answer.status, _passed(headers))
-    await client.write(answer.body)
+    await send_whole(client, answer.status, _passed(headers), answer.body)
     return answer.status
+
+
+async def send_whole(client: Client, status: int, headers: Headers, body: bytes) -> None:
+    """An answer in one piece, with its length."""
+    await client.start(status, [*headers, ("content-length", str(len(body)))])
+    await client.write(body)

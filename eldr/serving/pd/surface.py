@@ -11,7 +11,7 @@ from eldr.serving.bodies import parse
 from eldr.serving.call import FORWARDED
 from eldr.serving.errors import ClientError, error_body
 from eldr.serving.http1 import UpstreamError
-from eldr.serving.pd.legs import Call, Client, Legs
+from eldr.serving.pd.legs import Call, Client, Legs, send_whole
 from eldr.serving.pd.options import RequestOptions
 from eldr.serving.pd.route import Headers
 from eldr.serving.security import refuse_media_urls
@@ -97,8 +97,7 @@ async def refuse(client: Client, error: ClientError | UpstreamError) -> None:
     """Answers with an error in OpenAI's words."""
     if isinstance(error, UpstreamError):
         error = ClientError(503, "no_worker", f"no worker answered: {error}")
-    await client.start(error.status, JSON)
-    await client.write(error_body(str(error), error.kind, error.status))
+    await send_whole(client, error.status, JSON, error_body(str(error), error.kind, error.status))
 
 
 def _outcome(status: int) -> str:

@@ -62,7 +62,7 @@ class RayConfig:
     proxy: PoolOptions = field(default_factory=PoolOptions)
     routing: RoutingOptions = field(default_factory=RoutingOptions)
     requests: RequestOptions = field(default_factory=RequestOptions)
-    measure_interval: float = 1.0
+    measure_interval: float = 0.25
     operator: bool = False
     application: str = _ENGINE
 

@@ -12,7 +12,7 @@ import orjson
 from eldr.serving.errors import ClientError
 from eldr.serving.http1 import UpstreamError
 from eldr.serving.pd.decider import Decider, registered
-from eldr.serving.pd.legs import Legs
+from eldr.serving.pd.legs import Legs, send_whole
 from eldr.serving.pd.route import Headers, Leg
 from eldr.serving.pd.surface import COMPLETIONS, JSON, Surface, refuse
 from eldr.serving.ray.config import RayConfig
@@ -44,10 +44,6 @@ class _Client:
 
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def whole(self, status: int, headers: Headers, body: bytes) -> None:
-        await self.start(status, headers)
-        await self.write(body)
 
 
 class PDProxy:
@@ -83,7 +79,7 @@ class PDProxy:
             if method == "POST" and path in COMPLETIONS:
                 await self._surface.complete(path, headers, lambda: self._body(receive), client)
             elif path == "/health":
-                await client.whole(200, JSON, b'{"status":"ok"}')
+                await send_whole(client, 200, JSON, b'{"status":"ok"}')
             elif path == "/v1/models":
                 await self._on_prefill(Leg("GET", path), client)
             elif self._config.operator and path.startswith("/eldr/"):
@@ -124,11 +120,13 @@ class PDProxy:
             asked = handle.broadcast("ask", Leg(method, f"/{inner}"))
             answers = await asked.results_async(return_exceptions=True)
             rows = [x if isinstance(x, dict) else {"error": str(x)} for x in answers]
-            await client.whole(200, JSON, orjson.dumps(rows))
+            await send_whole(client, 200, JSON, orjson.dumps(rows))
         elif (method, path) == ("GET", "/eldr/decisions"):
-            await client.whole(200, JSON, orjson.dumps(self._describe_decisions()))
+            await send_whole(client, 200, JSON, orjson.dumps(self._describe_decisions()))
         elif (method, path) == ("GET", "/eldr/workers"):
-            await client.whole(200, JSON, orjson.dumps({"decode": self._decider().fleet.status()}))
+            await send_whole(
+                client, 200, JSON, orjson.dumps({"decode": self._decider().fleet.status()})
+            )
         else:
             raise ClientError(404, "not_found", f"no route {method} {path}")
 
@@ -147,4 +145,4 @@ class PDProxy:
         found = await self._handles.prefill(f"operator-{time.monotonic_ns()}", leg)
         status, raw = found.status, found.raw_headers
         kept = [(k.decode(), v.decode()) for k, v in raw if k.lower() == b"content-type"]
-        await client.whole(status, kept, found.body)
+        await send_whole(client, status, kept, found.body)

@@ -104,6 +104,7 @@ async def test_plain_and_streamed_answers_pass_unchanged() -> None:
     client, _, _ = await run(pools)
     assert (client.status, client.body) == (200, b'{"a":1}')
     assert "x-eldr-replica" not in client.headers
+    assert client.headers["content-length"] == "7"
     client, one, _ = await run(pools, stream=True)
     assert client.body == b"data: 1\n\n" + DONE
     assert not one.broken
