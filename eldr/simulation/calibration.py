@@ -157,7 +157,11 @@ def load_cost(path: str | Path) -> StepCost:
         ValueError: malformed file; the message names it.
     """
     if Path(path).suffix == ".jsonl":
-        return fit(load_snapshots(path)).cost
+        samples = load_snapshots(path)
+        try:
+            return fit(samples).cost
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         if not isinstance(content, dict) or not {"base", "expert"} <= set(content) <= set(_KEYS):

@@ -182,7 +182,9 @@ def test_command_line_contract(capsys, tmp_path):
     first = found["cells"][0]
     assert {"trace", "mix", "workers", "policy", "tpot_ms", "ttft_ms", "distinct_per_layer",
             "max_over_mean_load", "goodput"} <= set(first)  # fmt: skip
-    assert set(first["tpot_ms"]) == {"p50", "p99", "mean"}
+    assert set(first["tpot_ms"]) == set(first["ttft_ms"]) == {"p50", "p99", "mean"}
+    assert {"cells", "best_load_balancer", "gain_pct"} <= set(found)
+    assert set(found["best_load_balancer"]["bundled/same/4"]) == {"p50", "p99"}
     assert set(found["gain_pct"]["marginal_cost"]) == {"p50", "p99"}
     assert set(found["best_load_balancer"]) == {"bundled/same/4", "bundled/drift/4"}
     assert len(found["plots"]) == 2 * 6
@@ -236,6 +238,55 @@ def test_bad_arguments_are_usage_errors(capsys, arguments, message):
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.out == ""
+
+
+def test_malformed_and_truncated_files_are_usage_errors(capsys, tmp_path):
+    cut = tmp_path / "cut.npz"
+    cut.write_bytes(TRACE_PATH.read_bytes()[:50_000])
+    text = tmp_path / "trace.npz"
+    text.write_text("not a trace")
+    lines = tmp_path / "arrivals.jsonl"
+    lines.write_text('{"timestamp": 1}')
+    events = tmp_path / "events.jsonl"
+    events.write_text('{"time": 1, "event": "leave", "worker": "w99"}')
+    for arguments, message in (
+        (["--trace", str(cut)], "cut.npz"),
+        (["--trace", str(text)], "trace.npz"),
+        (["--arrivals", str(lines)], "line 1"),
+        (["--arrivals", str(tmp_path / "none.csv")], "none.csv"),
+        (["--events", str(events)], "w99"),
+        (["--calibration", str(lines)], "arrivals.jsonl"),
+    ):
+        assert cli.main(["simulate", "--requests", "100", *arguments]) == cli.USAGE
+        captured = capsys.readouterr()
+        assert message in captured.err
+        assert captured.out == ""
+
+
+def test_public_arrival_files_drive_a_run(capsys, tmp_path):
+    azure = tmp_path / "azure.csv"
+    rows = [f"2023-11-16 18:15:{s:02d}.{s}805900,{300 + s},{20 + s % 7}" for s in range(60)]
+    azure.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows))
+    mooncake = tmp_path / "mooncake.jsonl"
+    lines = [
+        json.dumps({"timestamp": 500 * i, "input_length": 700, "output_length": 30, "hash_ids": []})
+        for i in range(60)
+    ]
+    mooncake.write_text("\n".join(lines))
+    array = tmp_path / "arrivals.npz"
+    np.savez(array, conv=np.array([[400 * i, 500, 25] for i in range(60)], np.uint32))
+    names = []
+    for file in (azure, mooncake, f"{array}:conv"):
+        code = cli.main(
+            ["simulate", "--json", "--requests", "200", "--workers", "2", "--rate", "40",
+             "--policy", "random", "--arrivals", str(file)]
+        )  # fmt: skip
+        assert code == cli.DONE
+        (row,) = json.loads(capsys.readouterr().out)["cells"]
+        assert row["requests"]["done"] == 200
+        assert row["rate"] == pytest.approx(40)
+        names.append(row["arrivals"])
+    assert names == ["azure", "mooncake", "conv"]
 
 
 def test_a_rate_beyond_capacity_is_reported_not_hung(capsys):
