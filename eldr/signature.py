@@ -125,7 +125,8 @@ def encode(
     else:
         name = next(n for n, dtype in _DTYPES.items() if peak <= np.iinfo(dtype).max)
         raw = counts.astype(_DTYPES[name]).tobytes()
-    if len(raw) >= _DEFLATE_FROM and len(packed := zlib.compress(raw, 1)) < len(raw):
+    long = len(raw) >= _DEFLATE_FROM or "sample" in extra  # who samples wants few bytes
+    if long and len(packed := zlib.compress(raw, 1)) < len(raw):
         name, raw = name + _DEFLATED, packed
     data = base64.b64encode(raw).decode("ascii")
     return {
