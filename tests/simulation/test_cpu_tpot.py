@@ -15,7 +15,12 @@ from eldr.workload.tiny import GEOMETRY, TRACE_PATH
 from eldr.workload.traces import load
 
 COST = StepCost(base=6e-3, expert=0.25e-3, request=0.4e-3)
-SHARE = {"least_requests": 36.0, "locality_band:tau=0.1": 25.0, "marginal_cost": 29.0}
+SHARE = {
+    "least_requests": 36.0,
+    "locality_band:tau=0.1": 25.0,
+    "marginal_cost": 29.0,
+    "marginal_cost:power=1": 28.0,
+}
 
 
 def measured(batches, noise, seed=0):
