@@ -76,6 +76,11 @@ def run_demo(config: DemoConfig, console: Console) -> dict[str, Any]:
     return _write_report(config, requests, results, found, console)
 
 
+def page_path(config: DemoConfig, policy: str) -> Path:
+    """Where a policy's operator page is written."""
+    return config.out / f"operator-{policy}.html"
+
+
 def make_requests(config: DemoConfig) -> list[DemoRequest]:
     """The held-out requests in a fixed shuffled order with fixed decode lengths.
 
@@ -165,7 +170,9 @@ def _replay_policy(
 ) -> PolicyResult:
     for child in (fleet.prefill, *fleet.decode):
         post_json(f"{child.url}/reset_prefix_cache")
-    router = _start_router(config, policy, policy, partition, supervisor, fleet)
+    log = config.out / f"decisions-{policy}.jsonl"
+    log.unlink(missing_ok=True)  # of an earlier run
+    router = _start_router(config, policy, policy, partition, supervisor, fleet, log)
     before = _decode_counters(fleet)
 
     def progress(done: int) -> None:
@@ -177,6 +184,7 @@ def _replay_policy(
     after = _decode_counters(fleet)
     decisions = get_json(f"{router.url}/eldr/decisions?limit={len(requests)}")["decisions"]
     supervisor.stop(router)
+    _eldr("report", str(log), "-o", str(page_path(config, policy)))
     deltas = [late.since(early) for late, early in zip(after, before, strict=True)]
     result = policy_result(policy, deltas, timings, decisions)
     console.say(
@@ -193,6 +201,7 @@ def _start_router(
     partition: Path | None,
     supervisor: Supervisor,
     fleet: Fleet,
+    log: Path | None = None,
 ) -> Child:
     (port,) = free_ports(1)
     local = policy in _NEEDS_PARTITION
@@ -203,6 +212,7 @@ def _start_router(
         policy,
         partition if local else None,
         config.tau if local else None,
+        log,
     )
     router = supervisor.start(f"router-{name}", command, f"http://127.0.0.1:{port}")
     supervisor.wait_healthy([router], _ROUTER_START)
@@ -242,6 +252,7 @@ def _write_report(
     plots.plot_distinct(results, GEOMETRY.experts, config.out / "distinct.png")
     plots.plot_heat_map(results, GEOMETRY.layers - 1, config.out / "heatmap.png")
     console.say(f"wrote {config.out}/summary.json, distinct.png and heatmap.png")
+    console.say(f"operator page of the last policy: {page_path(config, config.policies[-1])}")
     return {**summary, "table": report.table(results)}
 
 

@@ -27,6 +27,7 @@ ENGINE_ENV = {
     # Serves POST /reset_prefix_cache, so that every policy starts with cold prefix caches.
     "VLLM_SERVER_DEV_MODE": "1",
 }
+_LOG_SECONDS = 2.0
 _BLOCK_SIZE = 32
 _KV_BLOCKS = 1024
 _STEP_TOKENS = 2048
@@ -69,8 +70,20 @@ def router_command(
     policy: str,
     partition: Path | None = None,
     tau: float | None = None,
+    log: Path | None = None,
 ) -> list[str]:
-    """`eldr serve` in front of the workers."""
+    """`eldr serve` in front of the workers.
+
+    Args:
+        port: to listen on.
+        prefill: URL of the prefill worker.
+        decode: URLs of the decode workers.
+        policy: that decides.
+        partition: file, for policies that need one.
+        tau: width of the locality band.
+        log: decision log, for the operator page of the run; with it, a load balancer is watched in
+            the shadow.
+    """
     command = [*(sys.executable, "-m", "eldr", "serve"), "--prefill", prefill]
     for url in decode:
         command += ["--decode", url]
@@ -81,4 +94,8 @@ def router_command(
         command += ["--partition", str(partition)]
     if tau is not None:
         command += ["--tau", str(tau)]
+    if log is not None:
+        shadow = "round_robin" if policy == "least_requests" else "least_requests"
+        command += ["--shadow", shadow, "--decision-log", str(log)]
+        command += ["--decision-log-counters", str(_LOG_SECONDS)]
     return command

@@ -40,5 +40,8 @@ def test_outputs_equal_and_nothing_recomputed(tmp_path: Path) -> None:
         assert 4 <= figures["distinct_per_step"] <= 64
         assert figures["tpot_ms"]["p50"] > 0
         assert figures["max_over_mean_load"] >= 1
+    for policy in _POLICIES:
+        page = (tmp_path / f"operator-{policy}.html").read_text()
+        assert '"decisions_total":24' in page
     for name in ("distinct.png", "heatmap.png"):
         assert (tmp_path / name).stat().st_size > 10_000
