@@ -28,17 +28,20 @@ class Cluster:
 
     Attributes:
         url: of the ingress.
+        metrics_url: Ray's own metrics page.
         folder: Ray's sessions, with the logs of every replica.
     """
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        (port,) = free_ports(1)
+        port, metrics = free_ports(2)
         self.url = f"http://127.0.0.1:{port}"
+        self.metrics_url = f"http://127.0.0.1:{metrics}/metrics"
         self.folder = folder
         self._file = folder / "app.json"
         self._file.write_text(json.dumps(config))
         self._log = (folder / "runner.log").open("wb")
         options = ("--port", str(port), "--num-cpus", "1", "--object-store-mib", "100")
+        options = (*options, "--metrics-port", str(metrics))
         command = [sys.executable, "-m", "eldr.serving.ray", str(self._file), *options]
         self.process = subprocess.Popen(
             [*command, "--temp-dir", str(folder / "r")],
@@ -134,14 +137,21 @@ def cluster(config: dict[str, Any]) -> Iterator[Cluster]:
 
 def left_over(session: int) -> list[int]:
     """Processes that the runner or its descendants started and that still run."""
-    found = []
+    return [pid for pid, state, _, of in processes() if of == session and state != "Z"]
+
+
+def children(parent: int) -> list[int]:
+    """Processes that a process started itself."""
+    return [pid for pid, _, by, _ in processes() if by == parent]
+
+
+def processes() -> Iterator[tuple[int, str, int, int]]:
+    """Pid, state, parent and session of every process."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with contextlib.suppress(OSError, IndexError):
-                state, _, _, of = (entry / "stat").read_text().rsplit(")", 1)[1].split()[:4]
-                if int(of) == session and state != "Z":
-                    found.append(int(entry.name))
-    return found
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                yield int(entry.name), fields[0], int(fields[1]), int(fields[3])
 
 
 def until(true: Callable[[], bool], seconds: float) -> None:

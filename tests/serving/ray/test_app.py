@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import signal
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -87,6 +89,22 @@ def test_operators_see_decisions_replicas_and_the_prefill_pool(app) -> None:
     assert app.get("/v1/models")["data"][0]["id"] == "m"
     steps = [json.loads(r["body"])["steps"] for r in app.every("decode", "/eldr/decode")]
     assert all(steps)
+
+
+def test_rays_metrics_page_carries_eldrs(app) -> None:
+    complete(app, 1, "metrics")
+
+    def exported() -> set[str]:
+        with urllib.request.urlopen(app.metrics_url, timeout=60) as answer:
+            text = answer.read().decode()
+        return set(re.findall(r"^ray_(eldr_serve_\w+)\{", text, re.M))
+
+    wanted = {
+        *("eldr_serve_decisions_total", "eldr_serve_requests_total"),
+        *("eldr_serve_decision_seconds_bucket", "eldr_serve_decode_steps_total"),
+        *("eldr_serve_decode_tokens_total", "eldr_serve_decode_distinct_experts_total"),
+    }
+    until(lambda: wanted <= exported(), 90)  # Ray reports every ten seconds
 
 
 def test_errors_are_told_in_openais_words(app) -> None:

@@ -15,7 +15,7 @@ from eldr.demo.commands import eldr, split_prompts
 from eldr.demo.measure import DecodeCounters
 from eldr.demo.ray_workers import application
 from eldr.workload.tiny import GEOMETRY, load_prompts
-from tests.serving.ray.cluster import Cluster, cluster
+from tests.serving.ray.cluster import Cluster, children, cluster, until
 
 pytest.importorskip("ray", reason="Ray is not installed (extra eldr[ray])")
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(1500)]
@@ -127,6 +127,8 @@ def test_outputs_locality_and_a_killed_replica(tmp_path: Path) -> None:
 def check_a_killed_replica(app: Cluster, prompts: list[str], alone: list[list[int]]) -> None:
     """One of two decode replicas dies while both stream: nothing is lost before its first byte."""
     victim = app.every("decode", "/health")[0]
+    engines = children(victim["pid"])
+    assert engines
     streaming = threading.Semaphore(0)
     killed = threading.Event()
 
@@ -143,6 +145,8 @@ def check_a_killed_replica(app: Cluster, prompts: list[str], alone: list[list[in
     assert killed.is_set()
     broken = [i for i, (_, broke) in enumerate(found) if broke]
     print(f"killed {victim['replica']}: {len(broken)} of {len(prompts)} streams broke off")
+    # Its engine, with its memory, goes with it.
+    until(lambda: not [pid for pid in engines if Path(f"/proc/{pid}").exists()], 120)
     # At most what ran when it died; the rest is whole, and what came of a broken one is right.
     assert len(broken) < AT_ONCE
     for (tokens, broke), expected in zip(found, alone, strict=True):
