@@ -151,7 +151,7 @@ async def test_without_counters_the_page_says_why() -> None:
 
 async def test_worker_that_lies_or_hangs_costs_its_figures_only() -> None:
     class Liar(TracedDecode):
-        def counters(self) -> dict[str, Any]:
+        def counted(self) -> dict[str, Any]:
             return {"v": 1, "steps": -1, "use": [[0]], "by_batch": {}}
 
     async with rig([TracedPrefill()], [Liar(), TracedDecode()]) as r:

@@ -117,11 +117,11 @@ class TracedDecode(MockWorker):
     async def _get(self, path: str, writer: asyncio.StreamWriter) -> bool:
         if path != "/eldr/decode":
             return await super()._get(path, writer)
-        _write(writer, 200, json.dumps(self.counters()).encode())
+        _write(writer, 200, json.dumps(self.counted()).encode())
         await writer.drain()
         return True
 
-    def counters(self) -> dict[str, Any]:
+    def counted(self) -> dict[str, Any]:
         """What GET /eldr/decode answers."""
         return {
             "v": 1,
