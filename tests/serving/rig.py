@@ -51,7 +51,11 @@ class Rig:
 async def rig(
     prefill: int | list[MockWorker] = 1, decode: int | list[MockWorker] = 2, **options: Any
 ) -> AsyncIterator[Rig]:
-    """Starts mocks, router and client; checks at the end that nothing is left running."""
+    """Starts mocks, router and client; checks at the end that nothing is left running.
+
+    The router does not poll its workers unless an option says so: tests count what is asked.
+    """
+    options.setdefault("poll_interval", 0.0)
     p = [MockWorker("prefill") for _ in range(prefill)] if isinstance(prefill, int) else prefill
     d = [MockWorker("decode") for _ in range(decode)] if isinstance(decode, int) else decode
     async with workers(*p, *d):

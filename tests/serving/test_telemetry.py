@@ -67,7 +67,7 @@ def test_no_counters(raw: bytes) -> None:
 
 
 async def test_t45_requests_of_another_router_weigh_like_ours() -> None:
-    async with rig(1, 2, policy="least_requests", poll_interval=0.0) as r:
+    async with rig(1, 2, policy="least_requests") as r:
         r.decode[0].metrics, r.decode[1].metrics = says(5), says(0)
         look = telemetry(r)
         await look.look()
@@ -83,7 +83,7 @@ async def test_t45_requests_of_another_router_weigh_like_ours() -> None:
 
 
 async def test_our_own_requests_are_not_counted_twice() -> None:
-    async with rig(1, 1, poll_interval=0.0) as r:
+    async with rig(1, 1) as r:
         gate = asyncio.Event()
         r.decode[0].plan = Plan(gate=gate)
         calls = [asyncio.create_task(r.complete()) for _ in range(4)]
@@ -99,7 +99,7 @@ async def test_our_own_requests_are_not_counted_twice() -> None:
 
 
 async def test_t28_what_is_polled_never_lowers_our_own_count() -> None:
-    async with rig(1, 1, poll_interval=0.0) as r:
+    async with rig(1, 1) as r:
         gate = asyncio.Event()
         r.decode[0].plan = Plan(gate=gate)
         calls = [asyncio.create_task(r.complete()) for _ in range(3)]
@@ -114,7 +114,7 @@ async def test_t28_what_is_polled_never_lowers_our_own_count() -> None:
 
 
 async def test_t03_worker_without_metrics_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    async with rig(1, 1, poll_interval=0.0) as r:
+    async with rig(1, 1) as r:
         look = telemetry(r)
         with caplog.at_level("INFO", "eldr.serving.telemetry"):
             for _ in range(3):
@@ -124,7 +124,7 @@ async def test_t03_worker_without_metrics_is_said_once(caplog: pytest.LogCapture
 
 
 async def test_t30_stale_figures_go_and_nobody_fails() -> None:
-    async with rig(1, 2, poll_interval=0.0) as r:
+    async with rig(1, 2) as r:
         r.decode[0].metrics = says(5)
         look = telemetry(r, interval=0.001)
         await look.look()
@@ -140,7 +140,7 @@ async def test_t30_stale_figures_go_and_nobody_fails() -> None:
 
 
 async def test_worker_whose_kv_is_full_is_spared_unless_all_are() -> None:
-    async with rig(1, 2, policy="round_robin", poll_interval=0.0) as r:
+    async with rig(1, 2, policy="round_robin") as r:
         r.decode[0].metrics, r.decode[1].metrics = says(0, kv=0.95), says(0, kv=0.2)
         look = telemetry(r)
         await look.look()
@@ -153,7 +153,7 @@ async def test_worker_whose_kv_is_full_is_spared_unless_all_are() -> None:
 
 
 async def test_restart_on_the_same_url_frees_what_waited_on_the_old_process() -> None:
-    async with rig(1, 2, policy="round_robin", poll_interval=0.0) as r:
+    async with rig(1, 2, policy="round_robin") as r:
         old, other = r.decode
         old.metrics = other.metrics = says(7, start=100.0)
         look = telemetry(r)
@@ -188,7 +188,7 @@ def counted(steps: int) -> dict[str, Any]:
 
 async def test_step_costs_are_learnt_from_differences_only() -> None:
     prefill = MockWorker("prefill", geometry=Geometry(2, 8, 2))
-    async with rig([prefill], 1, policy="marginal_cost", poll_interval=0.0) as r:
+    async with rig([prefill], 1, policy="marginal_cost") as r:
         await r.complete()  # the first decision sets the scale
         policy = r.router.decode.fleet.policy
         assert isinstance(policy, MarginalCost)
@@ -203,7 +203,7 @@ async def test_step_costs_are_learnt_from_differences_only() -> None:
 
 
 async def test_worker_without_counters_is_asked_once() -> None:
-    async with rig(1, 1, poll_interval=0.0) as r:
+    async with rig(1, 1) as r:
         look = telemetry(r)
         for _ in range(3):
             await look.look()
