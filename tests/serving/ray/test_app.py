@@ -5,7 +5,9 @@ import os
 import re
 import signal
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,17 @@ pytest.importorskip("ray", reason="Ray is not installed (extra eldr[ray])")
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
 
 NO_CPU = {"num_cpus": 0}
+
+
+AUTOSCALING = {
+    "min_replicas": 1,
+    "max_replicas": 3,
+    "target_ongoing_requests": 1,
+    "metrics_interval_s": 0.5,
+    "look_back_period_s": 1.0,
+    "upscale_delay_s": 0.5,
+    "downscale_delay_s": 1.0,
+}
 
 
 def config(path: Path, **decode) -> dict:
@@ -48,7 +61,9 @@ def app(file):
 
 
 def ranks(app) -> dict[str, int]:
-    return {row["replica"]: row["rank"] for row in app.every("decode", "/health")}
+    """Rank of every decode replica that answers; one that is leaving may not."""
+    rows = app.get("/eldr/every/decode/health")
+    return {row["replica"]: row["rank"] for row in rows if "replica" in row}
 
 
 def complete(app, topic: int, word: str, *, stream: bool = False) -> str:
@@ -135,13 +150,9 @@ def test_a_killed_replica_costs_no_request_and_its_successor_takes_its_place(app
     until(lambda: complete(app, 1, "again") == heir, 60)
 
 
-def test_scaling_and_a_rolling_update_under_load_fail_nothing(app, file) -> None:
-    """Two replicas fewer, then engines with new options, while requests keep coming."""
-    changes = [
-        config(file, replicas=2),
-        config(file, replicas=3, engine={"pause": 0.01}),
-        config(file),
-    ]
+@contextmanager
+def under_load(app) -> Iterator[None]:
+    """Four clients send requests of all topics; each answer is checked."""
     running = True
 
     def client(number: int) -> int:
@@ -154,12 +165,32 @@ def test_scaling_and_a_rolling_update_under_load_fail_nothing(app, file) -> None
     with ThreadPoolExecutor(4) as pool:
         clients = [pool.submit(client, n) for n in range(4)]
         try:
-            for change in changes:
-                app.redeploy(change)
+            yield
         finally:
             running = False
         assert all(job.result() > 0 for job in clients)
+
+
+def test_scaling_and_a_rolling_update_under_load_fail_nothing(app, file) -> None:
+    """Two replicas fewer, then engines with new options, while requests keep coming."""
+    changes = [
+        config(file, replicas=2),
+        config(file, replicas=3, engine={"pause": 0.01}),
+        config(file),
+    ]
+    with under_load(app):
+        for change in changes:
+            app.redeploy(change)
     until(lambda: sorted(ranks(app).values()) == list(range(TOPICS)), 120)
     by_rank = {rank: name for name, rank in ranks(app).items()}
     for topic in range(TOPICS):
         until(lambda t=topic: complete(app, t, "after") == by_rank[t], 60)
+
+
+def test_the_autoscaler_adds_and_removes_replicas_under_load(app, file) -> None:
+    app.redeploy(config(file, autoscaling=AUTOSCALING))
+    until(lambda: len(ranks(app)) == 1, 120)
+    with under_load(app):
+        until(lambda: len(ranks(app)) == 3, 120)
+    until(lambda: len(ranks(app)) == 1, 120)
+    assert {complete(app, topic, "alone") for topic in range(TOPICS)} == set(ranks(app))
