@@ -1,10 +1,10 @@
 """Is expert-locality routing worth deploying? An estimate from recorded signatures.
 
-Recorded requests are split in two. One half fits the partition and the shrinkage; the other half
-is served by real fleets in steady state, each policy seeing the same requests in the same order.
-What a step reads is then computed from the requests' own use: their decode counts where the file
-has them, else the *second* half of evidence is missing and the prompt's counts stand in, which
-flatters every policy that reads them; the report says which.
+Recorded requests are split in two. One half fits the partition; the other half is served by real
+fleets in steady state, each policy seeing the same requests in the same order. What a step reads is
+then computed from the requests' own use: their decode counts where the file has them, else the
+*second* half of evidence is missing and the prompt's counts stand in, which flatters every policy
+that reads them; the report says which.
 
 Controls, because a high correlation of prefill and decode proves nothing by itself:
 * `other_request`: marginal_cost that is shown the signature of a random other request;
@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eldr.routing.activation import Shrinkage
 from eldr.routing.cost import StepCost
 from eldr.routing.expert_load import ExpertLoad
 from eldr.routing.fit import fit_partition
@@ -30,7 +29,6 @@ from eldr.routing.fleet import Fleet
 from eldr.routing.policies import make_policy
 from eldr.routing.recorded import Recorded
 from eldr.routing.request import RouteRequest
-from eldr.routing.shrinkage import fit_shrinkage
 from eldr.routing.worker import Worker
 from eldr.signature import Signature
 
@@ -98,10 +96,8 @@ def _round(recorded: Recorded, plan: Plan, seed: int) -> dict[str, tuple[float, 
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(recorded))
     fit, serve = order[: len(order) // 2], order[len(order) // 2 :]
-    half = _select(recorded, fit)
     names = [f"w{i}" for i in range(plan.workers)]
-    partition = fit_partition(half, names, restarts=1, seed=seed)
-    shrinkage = fit_shrinkage(half)
+    partition = fit_partition(_select(recorded, fit), names, restarts=1, seed=seed)
     truth = _truth(recorded, serve)
     signatures = _signatures(recorded, serve)
     stream = rng.integers(len(serve), size=plan.workers * plan.batch + plan.requests)
@@ -121,7 +117,7 @@ def _round(recorded: Recorded, plan: Plan, seed: int) -> dict[str, tuple[float, 
         "popularity": ("marginal_cost", {"cost": plan.cost}, [mean] * len(serve)),
     }  # fmt: skip
     return {
-        name: _serve(recorded, plan, (policy, options), seen, truth, stream, ends, shrinkage)
+        name: _serve(recorded, plan, (policy, options), seen, truth, stream, ends)
         for name, (policy, options, seen) in shown.items()
     }
 
@@ -134,7 +130,6 @@ def _serve(
     truth: npt.NDArray[np.int16],
     stream: npt.NDArray[np.int64],
     ends: npt.NDArray[np.int64],
-    shrinkage: Shrinkage,
 ) -> tuple[float, float]:
     geometry, names = recorded.geometry, [f"w{i}" for i in range(plan.workers)]
     slot = {name: i for i, name in enumerate(names)}
@@ -142,7 +137,6 @@ def _serve(
         make_policy(policy[0], **policy[1]),
         [Worker(name) for name in names],
         geometry=geometry,
-        shrinkage=shrinkage,
         min_coverage=0.0,
     )
     real = ExpertLoad(geometry.cells)

@@ -9,7 +9,7 @@ from eldr.routing import POLICIES, Fleet, Reason, StepCost, Worker, fixed, make_
 from eldr.routing.decision import Context
 from eldr.routing.lengths import Lengths
 from eldr.routing.policies.affinity import domain_pools
-from eldr.signature import Signature
+from eldr.signature import Signature, decode, encode
 from tests.routing.helpers import SMALL, axis_partition, only, request, signatures
 
 NAMES = ["d0", "d1", "d2", "d3"]
@@ -153,6 +153,15 @@ def test_similarity_is_the_cosine():
         ]
         scores = fleet.reserve(request(i, signature)).choice.scores
         np.testing.assert_allclose(scores, expected, atol=2e-3)
+
+
+def test_a_sample_has_the_direction_of_the_whole():
+    fleet = build("locality_band")
+    whole = signatures(1, tokens=(4000, 4001))[0][0]
+    part = decode(encode(whole, SMALL, form="sampled", sample=64), SMALL)
+    assert part.sampled == 64
+    scores = [fleet.reserve(request(i, s)).choice.scores for i, s in enumerate((whole, part))]
+    np.testing.assert_allclose(scores[0], scores[1], atol=0.03)
 
 
 def test_variants_bound_the_load():

@@ -160,3 +160,16 @@ def test_unusable_samples_are_counted_and_ignored():
         assert not fit.add(bad)
     assert fit.refused == 5
     assert fit.cost == prior(48)
+
+
+def test_a_sampled_signature_is_trusted_as_a_prompt_of_its_sample():
+    counts = np.zeros((3, 16), np.uint32)
+    counts[:, 2] = 32
+    model, short = ActivationModel(SMALL), ActivationModel(SMALL)
+    sampled = Signature(counts, 4000, 1.0, sampled=32)
+    np.testing.assert_array_equal(
+        model.activation(sampled), short.activation(Signature(counts, 32, 1.0))
+    )
+    for _ in range(64):
+        model.observe(sampled)
+    assert model.mean.reshape(3, 16)[0, 2] == pytest.approx(1.0, abs=0.2)
