@@ -128,9 +128,11 @@ def _quantile_draw(rng: np.random.Generator, tokens: tuple[int, ...], size: int)
 
 
 def load(path: str | Path, name: str = "") -> Arrivals:
-    """Reads arrivals from `.npz` (array `name`), the Azure `.csv`, or the Mooncake `.jsonl`.
+    """Reads arrivals from `.npz` (array `name`), the Azure `.csv`, or a `.jsonl`.
 
-    Rows with an empty prompt or output are dropped: they never reach a decode worker.
+    The latter is Mooncake's, or a router's decision log: the moments of its decisions, and one
+    output token per event of a stream. Rows with an empty prompt or output are dropped: they never
+    reach a decode worker, or the log does not say how long they were.
 
     Raises:
         ArrivalsError: unknown kind of file, missing column, unreadable or empty file.
@@ -157,7 +159,7 @@ def _rows(path: Path, name: str) -> npt.NDArray[np.float64]:
     """Milliseconds, input tokens, output tokens of every row, float64 [n, 3]."""
     if path.suffix == ".npz":
         return _npz(path, name)
-    readers = {".csv": _azure, ".jsonl": _mooncake}
+    readers = {".csv": _azure, ".jsonl": _jsonl}
     if path.suffix not in readers:
         raise ArrivalsError("expected a name ending in .npz, .csv or .jsonl")
     return np.array(list(readers[path.suffix](path)), np.float64).reshape(-1, 3)
@@ -199,13 +201,18 @@ def _milliseconds(text: str) -> float:
     return moment.timestamp() * 1e3
 
 
-def _mooncake(path: Path) -> Iterator[tuple[float, int, int]]:
+def _jsonl(path: Path) -> Iterator[tuple[float, int, int]]:
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
+                if "kind" in row:
+                    continue  # counters of decode workers, between a log's decisions
+                if "decision_us" in row:
+                    yield float(row["time"]) * 1e3, int(row["prompt_tokens"]), int(row["events"])
+                    continue
                 yield float(row["timestamp"]), int(row["input_length"]), int(row["output_length"])
             except (ValueError, KeyError, TypeError) as error:
                 raise ArrivalsError(f"line {number}: {type(error).__name__}: {error}") from error

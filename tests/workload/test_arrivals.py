@@ -94,6 +94,21 @@ def test_mooncake_jsonl_and_npz(tmp_path):
     assert load(tmp_path / "a.npz", "conv").times.tolist() == [0.0, 1.5]
 
 
+def test_decision_log_of_a_router(tmp_path):
+    path = tmp_path / "decisions.jsonl"
+    row = {"v": 1, "decision_us": 9.0, "outcome": "ok"}
+    rows = [
+        {**row, "time": 1e9, "prompt_tokens": 100, "events": 20},
+        {"v": 2, "kind": "counters", "time": 1e9},
+        {**row, "time": 1e9 + 1, "prompt_tokens": 100, "events": 0},  # not streamed
+        {**row, "time": 1e9 + 2.5, "prompt_tokens": 50, "events": 7},
+    ]
+    path.write_text("\n".join(json.dumps(r) for r in rows))
+    made = load(path)
+    assert made.times.tolist() == [0.0, 2.5]
+    assert (made.input_tokens.tolist(), made.output_tokens.tolist()) == ([100, 50], [20, 7])
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
