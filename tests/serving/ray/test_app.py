@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from eldr.demo import commands
+from eldr.routing.partition import load_partition
 from tests.serving.pd.test_decider import partition
 from tests.serving.ray.cluster import cluster, until
 from tests.serving.ray.engine import TOPICS, text_of
@@ -60,6 +62,10 @@ def app(file):
         yield running
 
 
+def eldr(*arguments) -> None:
+    commands.eldr(*map(str, arguments))
+
+
 def ranks(app) -> dict[str, int]:
     """Rank of every decode replica that answers; one that is leaving may not."""
     rows = app.get("/eldr/every/decode/health")
@@ -104,6 +110,17 @@ def test_operators_see_decisions_replicas_and_the_prefill_pool(app) -> None:
     assert app.get("/v1/models")["data"][0]["id"] == "m"
     steps = [json.loads(r["body"])["steps"] for r in app.every("decode", "/eldr/decode")]
     assert all(steps)
+
+
+def test_signatures_are_recorded_and_fitted_through_the_proxy(app, tmp_path) -> None:
+    prompts, recorded, fitted = (tmp_path / name for name in ("p.jsonl", "r.npz", "f.safetensors"))
+    lines = [json.dumps({"prompt": f"topic {i % TOPICS} {i}"}) for i in range(4 * TOPICS)]
+    prompts.write_text("\n".join(lines) + "\n")
+    eldr("record", "--prefill", f"{app.url}/eldr/prefill", "--prompts", prompts, "-o", recorded)
+    eldr("fit", recorded, "--workers", str(TOPICS), "-o", fitted)
+    found = load_partition(fitted)
+    want = {row.tobytes() for row in partition().centroids > 0}
+    assert {row.tobytes() for row in found.centroids > 0} == want  # one centroid per topic
 
 
 def test_rays_metrics_page_carries_eldrs(app) -> None:
