@@ -85,7 +85,7 @@ def _hardware(group: argparse._ArgumentGroup) -> None:
 def _traffic(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--arrivals", metavar="FILE[:NAME]", default="",
-        help="Azure .csv, Mooncake or decision log .jsonl, .npz:array; default Poisson")  # fmt: skip
+        help="Azure .csv, Mooncake or decision log .jsonl, .npz:name; default Poisson")  # fmt: skip
     add("--output-tokens", type=int, metavar="N", help="fixed output length")
     add("--prefill-workers", type=int, default=0, metavar="P",
         help="model the prefill pool and the KV transfer; default: both take no time")  # fmt: skip
