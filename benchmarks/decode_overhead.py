@@ -12,7 +12,8 @@ counts too. Times are the process's CPU time, so that other processes do not cou
 leave in the caches does). On a CPU the hook's device work is host time as well.
 
 `--width 4096` widens the experts with zero-weight units, as `benchmarks.cpu_tpot` does: a step that
-reading experts dominates, which is what ELDR is for.
+reading experts dominates, which is what ELDR is for. `--and-width 4096` measures that too, in a
+process of its own, and adds it as `wide`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import datetime
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -169,12 +171,24 @@ def conditions() -> dict[str, Any]:
     }
 
 
+def wide(args: argparse.Namespace) -> dict[str, Any]:
+    """The same with wider experts; fewer steps, as they take several times as long."""
+    options = {"batch": args.batch, "steps": args.steps // 4, "role": args.role}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "benchmarks.decode_overhead", *words, "--json"]
+    command += ["--width", str(args.and_width)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--role", choices=("decode", "both"), default="decode")
     parser.add_argument("--width", type=int, help="units of an expert; default: the model's own")
+    parser.add_argument("--and-width", type=int, help="measure this width as well")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is the report's
@@ -185,6 +199,8 @@ def main() -> int:
 
             model = widen_experts(MODEL_DIR, Path(folder) / "wide", args.width).path
         found = {**measure(str(model), args.batch, args.steps, args.role), **conditions()}
+    if args.and_width is not None:
+        found["wide"] = wide(args)
     print(json.dumps(found) if args.json else "\n".join(f"{k}: {v}" for k, v in found.items()))
     return 0
 

@@ -46,7 +46,7 @@ def churn(case):
 
 @pytest.mark.timeout(1600)
 def test_runner_v1_sliding_windows_two_cache_groups_small_pool():
-    seen = churn(Case("gpt_oss", "v1", requests=60, seed=2))
+    seen = churn(Case("gpt_oss", "v1", requests=80, seed=2))
     assert seen["coverage_below_1"] == 0
     assert min(seen["prefix_hit"], seen["next_turn"], seen["twin"], seen["aborted"]) > 0
     assert seen["preemptions"] > 0
@@ -54,25 +54,25 @@ def test_runner_v1_sliding_windows_two_cache_groups_small_pool():
 
 @pytest.mark.timeout(1600)
 def test_runner_v2_beside_vllms_routed_experts():
-    seen = churn(Case("olmoe", "v2", requests=24, seed=5, block_size=64, blocks=12))
+    seen = churn(Case("olmoe", "v2", requests=24, seed=5, block_size=64, blocks=12, copies=True))
     assert seen["checked_with_routed_experts"] >= 10
 
 
 @pytest.mark.timeout(1600)
 def test_latent_attention_dense_first_layer_grouped_and_biased_topk():
-    churn(Case("deepseek_v3", "v1", requests=20, seed=5))
+    churn(Case("deepseek_v3", "v1", requests=30, seed=8, block_size=64, chunk=256, blocks=12))
 
 
 @pytest.mark.timeout(1600)
 def test_blocks_that_a_connector_brings_are_uncovered():
-    seen = churn(Case("qwen3_moe", "v1", requests=40, seed=7, connector=True))
+    seen = churn(Case("qwen3_moe", "v1", requests=60, seed=100, connector=True))
     assert seen["loaded_tokens"] > 0
     assert seen["coverage_below_1"] > 0
 
 
 @pytest.mark.timeout(1600)
 def test_the_host_store_gives_them_their_signature_back():
-    case = Case("qwen3_moe", "v1", requests=40, seed=7, connector=True, store=True)
+    case = Case("qwen3_moe", "v1", requests=60, seed=101, connector=True, store=True)
     seen = churn(case)
     assert seen["loaded_tokens"] > 0
     assert seen["coverage_below_1"] == 0
