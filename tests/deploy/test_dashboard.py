@@ -1,5 +1,6 @@
 """Every metric that the Grafana dashboard asks for exists under that name and with those labels."""
 
+import ast
 import json
 import re
 from importlib.util import find_spec
@@ -12,15 +13,17 @@ from tests.serving.rig import rig
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = json.loads((ROOT / "deploy/grafana/eldr.json").read_text())
+RAY = json.loads((ROOT / "deploy/grafana/eldr-ray.json").read_text())
 METRIC = re.compile(r"\b((?:eldr_|vllm:)[a-z_]+)")
-FUNCTIONS = {"sum", "rate", "by", "le", "histogram_quantile", "count"}
+# How Ray exports a kind of metric.
+ENDS = {"Counter": "_total", "Histogram": "_bucket"}
 # Labels that Prometheus adds to what it scrapes in Kubernetes.
 TARGET_LABELS = {"namespace", "pod"}
 
 
-def expressions() -> list[str]:
-    panels = [p for p in DASHBOARD["panels"] if p["type"] != "row"]
-    assert len(panels) > 10
+def expressions(dashboard: dict = DASHBOARD) -> list[str]:
+    panels = [p for p in dashboard["panels"] if p["type"] != "row"]
+    assert len(panels) > 8
     return [target["expr"] for panel in panels for target in panel["targets"]]
 
 
@@ -82,12 +85,38 @@ def test_vllms_metrics_are_in_its_source() -> None:
     assert {n for n in asked if f'"{n}"' not in source} == set()
 
 
-def test_panels_do_not_overlap_and_have_their_own_ids() -> None:
+def declared() -> dict[str, set[str]]:
+    """Exported name -> labels of every metric that the Ray application declares."""
+    found: dict[str, set[str]] = {}
+    tree = ast.parse((ROOT / "eldr/serving/ray/metrics.py").read_text())
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        kind = getattr(call.func, "attr", "")
+        if kind in ENDS:
+            name = f"ray_{ast.literal_eval(call.args[0])}{ENDS[kind]}"
+            tags = [k.value for k in call.keywords if k.arg == "tag_keys"]
+            labels = ast.literal_eval(tags[0]) if tags else ()
+            found[name] = {*labels, "application", "deployment", "replica"}  # Serve adds these
+    return found
+
+
+def test_the_ray_dashboard_asks_for_what_the_application_declares() -> None:
+    exported = declared()
+    assert len(exported) > 8
+    for expr in expressions(RAY):
+        names = set(re.findall(r"\bray_\w+", expr))
+        assert names <= exported.keys(), expr
+        known = set().union(*(exported[n] for n in names)) | {"le"}
+        for group in re.findall(r"by \(([\w, ]+)\)", expr):
+            assert set(group.replace(" ", "").split(",")) <= known, expr
+
+
+@pytest.mark.parametrize("dashboard", [DASHBOARD, RAY], ids=["router", "ray"])
+def test_panels_do_not_overlap_and_have_their_own_ids(dashboard) -> None:
     taken: set[tuple[int, int]] = set()
-    for panel in DASHBOARD["panels"]:
+    for panel in dashboard["panels"]:
         at = panel["gridPos"]
         cells = {(at["x"] + i, at["y"] + j) for i in range(at["w"]) for j in range(at["h"])}
         assert not cells & taken, panel["title"]
         taken |= cells
-    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(set(ids)) == len(ids)
