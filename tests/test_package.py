@@ -105,6 +105,38 @@ def test_commands_run_where_nothing_else_is_installed(installed):
     assert run(installed / "python", "-c", program, **BARE) == "240 True True\n"
 
 
+def interpreter(version):
+    """A Python of this version: on PATH, or installed by pyenv or uv; None if there is none."""
+    homes = [
+        Path.home() / ".pyenv/versions",
+        Path(os.environ.get("PYENV_ROOT", "/nonexistent")) / "versions",
+        Path.home() / ".local/share/uv/python",
+    ]
+    found = [python for home in homes for python in home.glob(f"*{version}*/bin/python{version}")]
+    # pyenv's shims are on PATH for versions that are not chosen: they only say so.
+    on_path = shutil.which(f"python{version}")
+    if on_path is not None and "shims" not in Path(on_path).parts:
+        return on_path
+    return next(map(str, sorted(found)), None)
+
+
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
+def test_the_wheel_on_other_pythons(wheel, version, tmp_path):
+    """Installed by that Python's own pip; what needs no other package works, and all compiles."""
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version} on this machine")
+    run(python, "-m", "venv", tmp_path)
+    there = tmp_path / "bin"
+    run(there / "pip", "install", "--no-deps", "--no-index", wheel)
+    assert run(there / "eldr", "--version", **BARE).split() == ["eldr", __version__]
+    assert "usage: eldr" in run(there / "eldr", "--help", **BARE)
+    assert run(there / "eldr", "patch", "list", "--json", **BARE)
+    site = next(tmp_path.glob("lib/python3*/site-packages/eldr"))
+    # Warnings are errors: what the next Python would refuse (escapes, `is` with a literal).
+    run(there / "python", "-W", "error", "-m", "compileall", "-q", "-f", site, **BARE)
+
+
 def test_without_vllm_the_patch_tool_says_it_cannot_tell(installed):
     done = subprocess.run(
         [installed / "eldr", "patch", "check"], capture_output=True, text=True, cwd="/"
