@@ -146,7 +146,7 @@ class Telemetry:
         said = Said() if raw is None else read_metrics(raw)
         if said.requests:
             engine.heard, engine.silent = self._now(), False
-        elif not engine.silent:
+        elif raw is not None and not engine.silent:
             engine.silent = True  # said once, not at every look
             log.info("%s has no vLLM metrics: its load is our own count alone", base)
         if said.started and engine.started and abs(said.started - engine.started) > 1.0:
