@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -91,6 +92,22 @@ def test_modules_take_it() -> None:
         if answer and not left_out(command, answer)
     ]
     assert wrong == []
+
+
+def test_functions_that_pages_name_exist() -> None:
+    """`path.py::Class.method` in a page, looked up in the file's syntax tree."""
+    named = {
+        found
+        for page in PAGES
+        for found in re.findall(r"`([\w/]+\.py)::([\w.]+)`", page.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 20
+    for path, name in sorted(named):
+        body = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
+        for part in name.split("."):
+            there = [node for node in body if getattr(node, "name", None) == part]
+            assert there, f"{path} has no {name}"
+            body = there[0].body
 
 
 def test_make_targets_exist() -> None:

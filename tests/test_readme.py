@@ -87,3 +87,9 @@ def test_the_first_screen() -> None:
     assert sentence.count(". ") == 0
     assert first.count("![") == 1
     assert len([line for line in first.splitlines() if line.startswith("|---")]) == 1
+
+
+def test_every_page_is_linked() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    for path in (ROOT / "docs").glob("*.md"):
+        assert f"](docs/{path.name})" in page, f"README.md does not link docs/{path.name}"
