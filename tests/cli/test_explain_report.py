@@ -130,7 +130,12 @@ async def test_running_router(
         monkeypatch.setenv("ELDR_SERVE_ADMIN_KEY", "s3cret")
         assert await asyncio.to_thread(main, [*wrong, "--json"]) == DONE
         assert json.loads(capsys.readouterr().out)["decision"]["request_id"] == EVIL
+        capsys.readouterr()
         assert await asyncio.to_thread(main, ["explain", "first", "--from", r.url]) == DONE
+        header, chosen, other = capsys.readouterr().out.splitlines()[-5:-2]
+        assert header.split() == ["worker", "score", "running"]
+        assert chosen.split()[0] == "*"
+        assert [line.split()[-1] for line in (chosen, other)] == ["0", "0"]
         assert await asyncio.to_thread(main, ["explain", "other", "--from", r.url]) == NO
         assert await asyncio.to_thread(main, ["report", r.url, "-o", str(out)]) == DONE
         assert EVIL not in out.read_text()

@@ -36,6 +36,7 @@ async def test_marginal_cost_tells_what_the_request_adds() -> None:
     assert found["policy"] == "marginal_cost"
     assert found["decode-worker"] == decision["worker"]
     assert found["candidates"] == "3"
+    assert found["load"] == "0"  # nothing ran there yet
     assert float(found["added-experts"]) == pytest.approx(decision["added_experts"], rel=1e-5)
     assert float(found["added-experts"]) > 4  # the first request of an empty worker reads its own
     score = decision["scores"][decision["worker"]]
