@@ -108,11 +108,12 @@ def _relative(candidates: list[dict[str, Any]]) -> None:
             candidate["score"] /= least
 
 
-def _rank(candidate: Mapping[str, Any], kind: str) -> tuple[bool, float]:
-    score = candidate["score"]
+def _rank(candidate: Mapping[str, Any], kind: str) -> tuple[bool, float, bool]:
+    """Best first; of equals, the chosen one."""
+    score, other = candidate["score"], not candidate["chosen"]
     if score is None:
-        return (not candidate["chosen"] if kind == NONE else True, 0.0)
-    return (False, -score if kind == SIMILARITY else score)
+        return (other if kind == NONE else True, 0.0, other)
+    return (False, -score if kind == SIMILARITY else score, other)
 
 
 def _sentence(
