@@ -46,11 +46,11 @@ def draw(
         axes.set_title(title, fontsize=10, loc="left")
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-        colours = _colours(list(outcomes))
+        shades = colours(list(outcomes))
         if name == "pareto":
-            paint(axes, figures, colours)
+            paint(axes, figures, shades)
         else:
-            paint(axes, outcomes, colours)
+            paint(axes, outcomes, shades)
         for ending in ("png", "svg"):
             path = stem.with_name(f"{stem.name}-{name}.{ending}")
             # A fixed hash salt and no date: equal runs write equal files.
@@ -61,14 +61,14 @@ def draw(
     return written
 
 
-def _colours(policies: Sequence[str]) -> dict[str, str]:
+def colours(policies: Sequence[str]) -> dict[str, str]:
     """One colour per policy, the same in every picture."""
     ours = [p for p in policies if p not in LOAD_BALANCERS]
     found = {p: _MUTED[LOAD_BALANCERS.index(p)] for p in policies if p in LOAD_BALANCERS}
     return found | {p: _VIVID[i % len(_VIVID)] for i, p in enumerate(ours)}
 
 
-def _cdf(axes: Any, outcomes: Mapping[str, Outcome], colours: Mapping[str, str]) -> None:
+def _cdf(axes: Any, outcomes: Mapping[str, Outcome], shades: Mapping[str, str]) -> None:
     ends = []
     for policy, outcome in outcomes.items():
         values = np.sort(_tpot(outcome)[measured(len(outcome.traffic))])
@@ -77,7 +77,7 @@ def _cdf(axes: Any, outcomes: Mapping[str, Outcome], colours: Mapping[str, str])
             continue
         share = np.arange(1, len(values) + 1) / len(values)
         style = {"linestyle": "--", "linewidth": 1.2} if policy in LOAD_BALANCERS else {}
-        axes.plot(values, share, label=policy, color=colours[policy], **style)
+        axes.plot(values, share, label=policy, color=shades[policy], **style)
         ends.append(np.percentile(values, (0.2, 99.8)))
     if ends:
         axes.set_xlim(min(e[0] for e in ends), max(e[1] for e in ends))
@@ -89,7 +89,7 @@ def _cdf(axes: Any, outcomes: Mapping[str, Outcome], colours: Mapping[str, str])
     axes.legend(fontsize=8, frameon=False)
 
 
-def _time(axes: Any, outcomes: Mapping[str, Outcome], colours: Mapping[str, str]) -> None:
+def _time(axes: Any, outcomes: Mapping[str, Outcome], shades: Mapping[str, str]) -> None:
     """Median gain of each slice of the run against the load balancer best in that slice."""
     count = len(next(iter(outcomes.values())).traffic)
     edges = np.linspace(0, count, min(_BINS, count // 20 + 1) + 1).astype(int)
@@ -106,7 +106,7 @@ def _time(axes: Any, outcomes: Mapping[str, Outcome], colours: Mapping[str, str]
     for policy, values in medians.items():
         if policy not in LOAD_BALANCERS:
             gain = 100 * (1 - values / best)
-            axes.plot(middle, gain, marker=".", label=policy, color=colours[policy])
+            axes.plot(middle, gain, marker=".", label=policy, color=shades[policy])
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xlim(0, 100)
     axes.set_xlabel("requests so far [%]")
@@ -114,7 +114,7 @@ def _time(axes: Any, outcomes: Mapping[str, Outcome], colours: Mapping[str, str]
     axes.legend(fontsize=8, frameon=False)
 
 
-def _pareto(axes: Any, figures: Mapping[str, Any], colours: Mapping[str, str]) -> None:
+def _pareto(axes: Any, figures: Mapping[str, Any], shades: Mapping[str, str]) -> None:
     """P99 against P50; the line joins what no other policy beats in both."""
     points = {p: (f["tpot_ms"]["p50"], f["tpot_ms"]["p99"]) for p, f in figures.items()}
     front = sorted(
@@ -124,7 +124,7 @@ def _pareto(axes: Any, figures: Mapping[str, Any], colours: Mapping[str, str]) -
     axes.plot(*zip(*front, strict=True), color="black", linewidth=0.8, linestyle=":")
     for policy, (x, y) in points.items():
         marker = "s" if policy in LOAD_BALANCERS else "o"
-        axes.scatter([x], [y], marker=marker, s=45, color=colours[policy], label=policy, zorder=3)
+        axes.scatter([x], [y], marker=marker, s=45, color=shades[policy], label=policy, zorder=3)
     axes.margins(0.12)
     axes.set_xlabel("TPOT P50 [ms], left is better")
     axes.set_ylabel("TPOT P99 [ms], down is better")

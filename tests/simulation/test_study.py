@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from eldr import cli
-from eldr.simulation import report
+from eldr.simulation import plots, report
 from eldr.simulation.cells import ArrivalSpec, Case, Cell
 from eldr.simulation.cost import study_cost
 from eldr.simulation.placement import PLACEMENTS
@@ -170,10 +171,10 @@ def test_bad_cells():
         study([], ["random"], [0])
 
 
-def test_command_line_contract(capsys, tmp_path):
+def test_command_line_contract(capsys):
     code = cli.main(
         ["simulate", "--json", "--workers", "4", "--requests", "400", "--output-tokens", "40",
-         "--plot", str(tmp_path), "--mix", "same", "--mix", "drift"]
+         "--mix", "same", "--mix", "drift", "--processes", "1"]
     )  # fmt: skip
     out = capsys.readouterr().out
     assert code == cli.DONE
@@ -187,8 +188,23 @@ def test_command_line_contract(capsys, tmp_path):
     assert set(found["best_load_balancer"]["bundled/same/4"]) == {"p50", "p99"}
     assert set(found["gain_pct"]["marginal_cost"]) == {"p50", "p99"}
     assert set(found["best_load_balancer"]) == {"bundled/same/4", "bundled/drift/4"}
-    assert len(found["plots"]) == 2 * 6
-    assert all((tmp_path / p).stat().st_size > 1000 for p in found["plots"])
+
+
+def test_pictures_of_every_cell(capsys, tmp_path):
+    code = cli.main(
+        ["simulate", "--json", "--workers", "2", "--requests", "200", "--output-tokens", "20",
+         "--policy", "random", "--policy", "marginal_cost", "--plot", str(tmp_path)]
+    )  # fmt: skip
+    assert code == cli.DONE
+    written = [Path(p) for p in json.loads(capsys.readouterr().out)["plots"]]
+    stem = "bundled-same-2"
+    kinds = {f"{stem}-{kind}.{end}" for kind in ("cdf", "time", "pareto") for end in ("png", "svg")}
+    assert {p.name for p in written} == kinds
+    for path in written:
+        assert path.stat().st_size > 1000
+        if path.suffix == ".svg":
+            # A policy has the same colour in all pictures.
+            assert plots.colours(["marginal_cost"])["marginal_cost"] in path.read_text()
 
 
 def test_command_line_takes_prefill_events_and_load(capsys, tmp_path):
