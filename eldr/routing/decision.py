@@ -1,4 +1,8 @@
-"""What a policy sees and answers: context in, choice out, and the decision that records it."""
+"""What a policy sees and answers: context in, choice out, and the decision that records it.
+
+Nobody changes them once they are made. They are not frozen, since a frozen dataclass takes four
+times as long to make, and every request makes all of them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ Slots = npt.NDArray[np.intp]
 Scores = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Context:
     """Everything a choice may depend on; policies do not change it.
 
@@ -38,7 +42,7 @@ class Context:
     draw: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Choice:
     """A policy's answer and its explanation.
 
@@ -60,7 +64,7 @@ class Choice:
     added_experts: float | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Decision:
     """A committed choice: the reservation of one request on one worker.
 

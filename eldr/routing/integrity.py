@@ -14,7 +14,7 @@ from eldr.routing.fixed import I16, SURVIVAL
 from eldr.routing.worker import WorkerTable
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Running:
     """One reservation: where it runs and what it added there."""
 

@@ -25,7 +25,7 @@ class Reason(StrEnum):
     POLICY_ERROR = "policy_error"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RouteRequest:
     """One request at the moment its decode worker is picked.
 

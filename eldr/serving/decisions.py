@@ -16,7 +16,7 @@ from eldr.serving.errors import ClientError
 MOST_FOLLOWERS = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Record:
     """One decision and the time it took.
 
