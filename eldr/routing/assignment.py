@@ -116,7 +116,9 @@ def _gap(
     bound = -float(prices @ capacity)
     for start in range(0, len(cost), 8192):
         bound += float((cost[start : start + 8192] + prices).min(axis=1).sum())
-    return max(0.0, objective - bound) / max(abs(bound), 1e-12)
+    # A bound of about nothing is what rounding left of larger sums: no measure for a gap.
+    least = 1e-9 * float(np.abs(prices) @ capacity) + 1e-12
+    return max(0.0, objective - bound) / max(abs(bound), least)
 
 
 def _ascend(

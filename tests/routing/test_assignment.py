@@ -40,6 +40,13 @@ def test_exact_equals_hungarian(seed, points, bins, integral):
     assert expected >= bound - 1e-4
 
 
+def test_a_bound_of_nothing_makes_no_gap():
+    cost = np.rint(2 * np.random.default_rng(2).normal(size=(45, 1))).astype(np.float32)
+    result = assign(cost, np.array([45]), method="exact", prices=np.array([0.9692722]))
+    assert result.objective == 0.0
+    assert result.gap < 1e-5
+
+
 def test_the_fallback_without_native_code_is_exact_too(monkeypatch):
     rng = np.random.default_rng(5)
     cost = rng.random((80, 5), np.float32)
