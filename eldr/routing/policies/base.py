@@ -43,6 +43,15 @@ def least(context: Context, slots: Slots, load: npt.NDArray[np.float64]) -> int:
     return int(slots[ties[context.draw % len(ties)]])
 
 
+def lightest(context: Context, slots: Slots) -> int:
+    """Index of the least loaded of these slots, the first on a tie."""
+    if fixed.native is None:
+        return int(np.argmin(relative_load(context, slots)))
+    table = context.table
+    load = np.empty(len(slots))
+    return int(fixed.native.least(table.requests, table.others, table.weight, slots, 0, load))
+
+
 def least_requests(context: Context, reason: Reason | None = None) -> Choice:
     """Joins the shortest queue, by running requests per weight."""
     load, slot = _least_loaded(context)

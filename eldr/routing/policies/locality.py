@@ -11,7 +11,7 @@ import numpy.typing as npt
 from eldr.routing import fixed
 from eldr.routing.decision import Choice, Context, Scores, Slots
 from eldr.routing.partition import Partition
-from eldr.routing.policies.base import Policy, least_requests, relative_load
+from eldr.routing.policies.base import Policy, least_requests, lightest, relative_load
 from eldr.routing.request import Reason
 from eldr.signature import Signature
 
@@ -93,10 +93,10 @@ class LocalityBand(Policy):
         return self._pick(context, known, similarity[rows])
 
     def _pick(self, context: Context, slots: Slots, similarity: Scores) -> Choice:
-        inside = np.flatnonzero(similarity >= similarity.max() - self.tau)
+        inside = (similarity >= similarity.max() - self.tau).nonzero()[0]
         if len(inside) == 1:
             return self._answer(context, slots, similarity, inside, int(inside[0]), "nearest")
-        at = int(inside[np.argmin(relative_load(context, slots[inside]))])
+        at = int(inside[lightest(context, slots[inside])])
         return self._answer(context, slots, similarity, inside, at, "band")
 
     @staticmethod
@@ -134,8 +134,7 @@ class NearestTwo(LocalityBand):
 
     def _pick(self, context: Context, slots: Slots, similarity: Scores) -> Choice:
         pair = np.argsort(-similarity, kind="stable")[:2]
-        load = relative_load(context, slots[pair])
-        at = int(pair[np.argmin(load)])
+        at = int(pair[lightest(context, slots[pair])])
         return self._answer(context, slots, similarity, pair, at, "pair")
 
 
