@@ -105,7 +105,7 @@ def test_outputs_locality_and_a_killed_replica(tmp_path: Path) -> None:
         partition = fit(app, tmp_path)
         for policy in ("least_requests", "locality_band"):
             if policy != "least_requests":
-                app.redeploy(application(2, policy, partition))
+                app.redeploy(application(2, policy, partition, tau=0.0))
             for pool in ("prefill", "decode"):
                 app.every(pool, "/reset_prefix_cache", post=True)
             before = counters(app)
