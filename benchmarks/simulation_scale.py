@@ -217,11 +217,37 @@ def main() -> int:
     for part in args.part or PARTS:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
             out[part] = alone.submit(PARTS[part]).result()
-        if not args.json:
-            print(part, json.dumps(out[part], indent=1))
-    if args.json:
-        print(json.dumps(out))
+    print(json.dumps(out) if args.json else tables(out))
     return 0
+
+
+def tables(out: dict[str, Any]) -> str:
+    """The tables of docs/scale.md."""
+    lines = ["| geometry, decode workers | reserve [us] | release [us] | workers' state [MB] | "
+             "a running request [KB] |", "|---|---|---|---|---|"]  # fmt: skip
+    for row in out.get("decision", []):
+        lines.append(
+            f"| {row['geometry']}, {row['workers']:,} | {row['reserve_us']:.0f} | "
+            f"{row['release_us']:.0f} | {row['worker_state_mb']:.1f} | "
+            f"{row['request_state_kb']:.1f} |"
+        )
+    lines += ["", "| routers, fleet | P50 / P99 against least_requests [%] |", "|---|---|"]
+    for row in out.get("routers", []):
+        gain = row["gain_pct"]
+        lines.append(
+            f"| {row['routers']}, {row['fleet']} | {gain['p50']:+.1f} / {gain['p99']:+.1f} |"
+        )
+    lines += ["", "| run | wall [s] | CPU [s] | memory [GB] | TPOT P50 / P99 [ms] |",
+              "|---|---|---|---|---|"]  # fmt: skip
+    for part in ("discrete", "expected", "expected_split", "expected_base"):
+        if part in out:
+            row, tpot = out[part], out[part]["tpot_ms"]
+            shown = f"{tpot['p50']:.2f} / {tpot['p99']:.2f}" if "p50" in tpot else ""
+            lines.append(
+                f"| {part}: {row['workers']:,} workers, {row['requests']:,} requests | "
+                f"{row['wall_s']:.1f} | {row['cpu_s']:.1f} | {row['peak_gb']:.2f} | {shown} |"
+            )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
