@@ -31,10 +31,12 @@ class Expected:
     Attributes:
         counts: uint32 [L, E], hits of the tokens in wholly valid blocks.
         coverage: share of the prompt's tokens in those blocks.
+        prefixes: names of the prompt's first 1, 2, ... tokens, for `SlotLog.foreign`.
     """
 
     counts: npt.NDArray[np.uint32] = field(repr=False)
     coverage: float
+    prefixes: tuple[int, ...] = field(repr=False)
 
 
 class SlotLog:
@@ -48,6 +50,7 @@ class SlotLog:
     def __init__(self, llm: Any, remembers: bool = False) -> None:
         self._remembers = remembers
         self._seen: dict[int, npt.NDArray[Any]] = {}
+        self._computed: dict[int, set[bytes]] = {}
         self._scheduler = inprocess.scheduler(llm)
         self._runner = inprocess.worker(llm).model_runner
         hook = self._runner.eldr
@@ -96,6 +99,7 @@ class SlotLog:
                 slot = self._slot(table, position)
                 self._ids[slot] = self._seen[prefix[position]] = ids[row[slot]]
                 self._write(slot, prefix[position])
+                self._computed.setdefault(prefix[position], set()).add(_choice(ids[row[slot]]))
         for end in output.eldr_metadata.ends if output.eldr_metadata else ():
             self.expected[end.request] = self._expect(end.request)
         self._after_forward(slot_mappings, num_tokens, output)
@@ -144,7 +148,19 @@ class SlotLog:
         for slot in kept:
             for layer in range(layers):
                 np.add.at(counts[layer], self._ids[slot][layer], 1)
-        return Expected(counts, len(kept) / tokens)
+        return Expected(counts, len(kept) / tokens, tuple(prefix[:tokens]))
+
+    def foreign(self, prefixes: Sequence[int], ids: npt.NDArray[Any]) -> int:
+        """Tokens with ids [tokens, L, K] that no computation of them in this engine had.
+
+        A block that is computed twice, in other chunks, may be routed otherwise the second time
+        where attention is not stable to the bit; the caches and stores of others may then hold
+        the ids of either time.
+        """
+        return sum(
+            _choice(own) not in self._computed.get(prefix, ())
+            for prefix, own in zip(prefixes, ids, strict=True)
+        )
 
     def _table(self, request: str) -> Sequence[int]:
         blocks: Sequence[int] = self._scheduler.kv_cache_manager.get_block_ids(request)[self._group]
@@ -171,6 +187,11 @@ class SlotLog:
         for token in drafts[len(drafts) - (tokens - len(known)) :] if tokens > len(known) else ():
             found.append(_hashed(found, token))
         return found
+
+
+def _choice(ids: npt.NDArray[Any]) -> bytes:
+    """One token's ids [L, K], whatever their type and the order within a layer."""
+    return np.sort(ids.astype(np.int16), axis=1).tobytes()
 
 
 def _hashed(prefix: Sequence[int], token: int) -> int:
