@@ -44,6 +44,7 @@ _AT_LEAST_ONE = (
     "decode_ranks",
     "decision_log_size",
     "decision_log_files",
+    "refit_window",
 )
 _NOT_NEGATIVE = (
     "poll_interval",
@@ -56,6 +57,7 @@ _NOT_NEGATIVE = (
     "drain_grace",
     "drain_timeout",
     "decision_log_counters",
+    "refit_every",
 )
 
 
@@ -89,6 +91,14 @@ class RouterConfig:
         "signatures, else least_requests",
     )
     partition: str = _option("", "routing", "fitted partition file, for policies that need one")
+    refit_every: float = _option(
+        0.0,
+        "routing",
+        "seconds between looks at whether the traffic left the partition, which is then fitted "
+        "again, and follows workers that join or leave; 0: never",
+    )
+    refit_window: int = _option(1024, "routing", "signatures of recent requests kept for a refit")
+    refit_sample: float = _option(1.0, "routing", "share of the requests that this window takes")
     tau: float = _option(0.1, "routing", "width of the locality band")
     min_coverage: float = _option(
         0.5, "routing", "signatures that cover a smaller share of the prompt are not used"
@@ -224,6 +234,8 @@ class RouterConfig:
             raise ConfigError(
                 f"decision_log_sample: must be in [0, 1], got {self.decision_log_sample}"
             )
+        if not 0 < self.refit_sample <= 1:
+            raise ConfigError(f"refit_sample: must be in (0, 1], got {self.refit_sample}")
         if self.ab and (len(self.ab) < 2 or len(set(self.ab)) < len(self.ab)):
             raise ConfigError(f"ab: name two or more different policies, got {list(self.ab)}")
         self._check_workers()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from types import MappingProxyType
 
@@ -76,7 +76,11 @@ class Ticket:
 
 
 class DecodePool(Pool):
-    """The decode workers; the fleet decides among those that may get a request."""
+    """The decode workers; the fleet decides among those that may get a request.
+
+    Attributes:
+        on_signature: called with the signature of every request, not again when it is retried.
+    """
 
     def __init__(
         self,
@@ -93,12 +97,13 @@ class DecodePool(Pool):
         self.fleet = fleet
         self.shadows = shadows
         self.experiment = experiment
-        self._arms = arms
+        self.arms = arms
         self._metrics = metrics
         self._decisions = decisions
         self._worker_headers = worker_headers
         self._ids = count()
         self._routing: dict[str, Worker] = {}
+        self.on_signature: Callable[[Signature], None] | None = None
         super().__init__("decode", endpoints)
 
     def join(self, endpoint: Endpoint) -> None:
@@ -134,7 +139,7 @@ class DecodePool(Pool):
     def observe(self, endpoint: Endpoint, sample: StepSample) -> None:
         """Every policy, live, arm or shadow, learns from a member's measured steps."""
         self.fleet.observe(endpoint.name, sample)
-        for policy in self._arms.values():
+        for policy in self.arms.values():
             if policy is not self.fleet.policy:
                 policy.observe(sample)
         for shadow in self.shadows:
@@ -166,6 +171,8 @@ class DecodePool(Pool):
         if decision is None:
             return None
         elapsed = time.perf_counter() - start
+        if self.on_signature is not None and request.signature is not None and not failed:
+            self.on_signature(request.signature)
         endpoint = self._members[decision.worker.name]
         endpoint.running += 1
         ticket = Ticket(self, endpoint, self._record(call, decision, request, elapsed), slot)
@@ -182,7 +189,7 @@ class DecodePool(Pool):
         if self.experiment is None:
             return None
         slot = self.experiment.assign(self._now())
-        self.fleet.policy = self._arms[slot.arm.name]
+        self.fleet.policy = self.arms[slot.arm.name]
         return slot
 
     def _request(self, call: Call, prefilled: Prefilled) -> RouteRequest:

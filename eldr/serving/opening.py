@@ -37,6 +37,8 @@ from eldr.serving.policy import (
 )
 from eldr.serving.prefill_pool import PrefillPool
 from eldr.serving.probe import geometry_of, wait_for
+from eldr.serving.refit import RefitRules, Refits
+from eldr.serving.refit_metrics import RefitMetrics
 from eldr.serving.retry import RetryBudget, RetryRules
 from eldr.serving.security import client_tls
 from eldr.serving.shadow import Shadow
@@ -119,6 +121,9 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
                 rows = snapshots.write(router, router.decision_log, config.decision_log_counters)
                 looking = asyncio.create_task(rows, name="decision-log-counters")
                 stack.push_async_callback(_cancel, looking)
+        if config.refit_every:
+            refitting = asyncio.create_task(_refits(config, router).run(), name="refits")
+            stack.push_async_callback(_cancel, refitting)
         if source is not None:
             following = asyncio.create_task(follow(source, router), name="discovery")
             stack.push_async_callback(_cancel, following)
@@ -173,6 +178,26 @@ def _decode_pool(
         experiment=experiment,
         arms=arms,
     )
+
+
+def _refits(config: RouterConfig, router: Router) -> Refits:
+    rules = RefitRules(
+        every=config.refit_every,
+        window=config.refit_window,
+        sample=config.refit_sample,
+        seed=config.seed,
+    )
+    refits = router.refits = Refits(router.decode, router.origin, rules)
+    router.decode.on_signature = refits.add
+    count = router.decode.on_event
+
+    def on_event(endpoint: Endpoint, event: str) -> None:
+        count(endpoint, event)
+        refits.member_event(endpoint, event)
+
+    router.decode.on_event = on_event
+    router.metrics.registry.register(RefitMetrics(refits))
+    return refits
 
 
 def _decision_log(config: RouterConfig) -> DecisionLog | None:

@@ -72,10 +72,17 @@ class PolicyMaker:
         self._config = config
         named = check_names(config)
         centroid = next((name for name in named if name in _BY_CENTROID), None)
-        if centroid is not None and not config.partition:
+        if centroid is not None and not config.partition and not config.refit_every:
             raise StartError(
                 f"policy {centroid} needs --partition FILE; fit one with `eldr record` and "
-                "`eldr fit`"
+                "`eldr fit`, or let the router do it with --refit-every"
+            )
+        if config.refit_every and centroid is None:
+            raise StartError(f"policy {named[0]} uses no partition; leave --refit-every out")
+        if config.refit_every and config.refit_window < len(names):
+            raise StartError(
+                f"refit_window: {config.refit_window} signatures cannot be fitted to {len(names)} "
+                "workers"
             )
         if config.partition and centroid is None:
             raise StartError(f"policy {named[0]} uses no partition; leave --partition out")

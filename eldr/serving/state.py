@@ -29,6 +29,7 @@ from eldr.serving.policy import read_partition
 from eldr.serving.pool import Pool
 from eldr.serving.prefill_pool import PrefillPool
 from eldr.serving.probe import geometry_of, wait_for
+from eldr.serving.refit import Origin, Refits
 from eldr.serving.spans import Spans
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Router:
     """What the HTTP surfaces, the discovery and the drain work on.
 
     Attributes:
+        origin: of the partition, where there is one.
         stopping: the process will stop soon; /readiness says no.
         draining: new requests are refused.
     """
@@ -56,6 +58,8 @@ class Router:
     decisions: DecisionBuffer
     decision_log: DecisionLog | None = None
     spans: Spans | None = None
+    origin: Origin = field(default_factory=Origin)
+    refits: Refits | None = None
     stopping: bool = False
     draining: bool = False
     _joining: set[str] = field(default_factory=set)
@@ -170,21 +174,32 @@ class Router:
             StartError: it is unreadable or does not fit.
         """
         policy = self.decode.fleet.policy
-        if not isinstance(policy, LocalityBand):
+        if self.refits is None and not isinstance(policy, LocalityBand):
             raise ConfigError(f"policy {policy.name} uses no partition")
         names = [endpoint.name for endpoint in self.decode.endpoints]
-        policy.use(read_partition(path, self.decode.fleet.geometry, names))
+        partition = read_partition(path, self.decode.fleet.geometry, names)
+        if self.refits is not None:
+            self.refits.replace(partition)
+        elif isinstance(policy, LocalityBand):
+            policy.use(partition)
+            self.origin.now("operator")
 
     def describe_partition(self) -> dict[str, Any]:
         """The loaded partition as JSON values."""
         policy = self.decode.fleet.policy
         partition = policy.partition if isinstance(policy, LocalityBand) else None
+        refit = None
+        if self.refits is not None:  # an experiment's arms may have other policies
+            partition, refit = self.refits.partition, self.refits.describe()
         if partition is None:
-            return {"policy": policy.name, "partition": None}
+            return {"policy": policy.name, "partition": None, "refit": refit}
         return {
             "policy": policy.name,
+            "refit": refit,
             "partition": {
                 "digest": partition.digest,
+                "source": self.origin.source,
+                "time": self.origin.time,
                 "model": partition.model,
                 "geometry": str(partition.geometry),
                 "workers": list(partition.names),
