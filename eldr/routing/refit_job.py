@@ -1,8 +1,8 @@
 """One refit in a process of its own: `python -m eldr.routing.refit_job < job > proposal`.
 
 Clustering takes seconds of every core that BLAS finds; a router that serves meanwhile lets a
-process of the lowest priority do it. Both ends are `.npz` files on the standard streams, which may
-be without a name, so that whoever dies leaves nothing behind.
+process of the lowest priority do it. Both are `.npy` arrays one after another (and the raw
+counts of a job), in files that need no name, so that whoever dies leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from eldr.geometry import Geometry
 from eldr.routing.fit import FitError, fit_partition
@@ -49,38 +48,38 @@ class Job:
     seed: int = 0
 
     def write(self, file: IO[bytes]) -> None:
-        """Writes all of it; takes a copy of the counts."""
+        """Writes all of it; the counts one by one, so that other threads never wait for long."""
         held = self.signatures
-        header = {"batch": self.batch, "forced": self.forced, "seed": self.seed}
-        np.savez(
-            file,
-            header=_text({**header, "names": self.names, "geometry": _shape(self.geometry)}),
-            counts=np.stack([s.counts for s in held]),
-            tokens=np.array([s.tokens for s in held], np.int32),
-            coverage=np.array([s.coverage for s in held], np.float32),
-            sampled=np.array([-1 if s.sampled is None else s.sampled for s in held], np.int64),
-            **_arrays(self.partition),
-        )
+        about = {"batch": self.batch, "forced": self.forced, "seed": self.seed}
+        _put(file, {**about, "names": self.names, "geometry": _shape(self.geometry)})
+        _put_partition(file, self.partition)
+        np.save(file, np.array([s.tokens for s in held], np.int32))
+        np.save(file, np.array([s.coverage for s in held], np.float64))
+        np.save(file, np.array([-1 if s.sampled is None else s.sampled for s in held], np.int64))
+        for signature in held:
+            file.write(np.ascontiguousarray(signature.counts, "<u4").data)
 
 
 def read_job(file: IO[bytes]) -> Job:
     """The job that `Job.write` wrote."""
-    with np.load(file, allow_pickle=False) as held:
-        header = json.loads(str(held["header"]))
-        counts, tokens = held["counts"], held["tokens"]
-        rows = zip(counts, tokens, held["coverage"], held["sampled"], strict=True)
-        signatures = [
-            Signature(c, int(t), float(share), None if n < 0 else int(n)) for c, t, share, n in rows
-        ]
-        return Job(
-            Geometry(*header["geometry"]),
-            signatures,
-            tuple(header["names"]),
-            _partition(held),
-            header["batch"],
-            header["forced"],
-            header["seed"],
-        )
+    about, partition = _take(file), _take_partition(file)
+    tokens, coverage, sampled = (np.load(file) for _ in range(3))
+    geometry = Geometry(*about["geometry"])
+    counts = np.frombuffer(file.read(), "<u4")
+    counts = counts.reshape(len(tokens), geometry.layers, geometry.experts)
+    signatures = [
+        Signature(c, int(t), float(share), None if n < 0 else int(n))
+        for c, t, share, n in zip(counts, tokens, coverage, sampled, strict=True)
+    ]
+    return Job(
+        geometry,
+        signatures,
+        tuple(about["names"]),
+        partition,
+        about["batch"],
+        about["forced"],
+        about["seed"],
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,16 +100,15 @@ class Proposal:
 
     def write(self, file: IO[bytes]) -> None:
         """Writes all of it."""
-        header = {"verdict": self.verdict, "drift": asdict(self.drift), "pause": self.pause}
-        np.savez(file, header=_text(header), **_arrays(self.partition))
+        about = {"verdict": self.verdict, "drift": asdict(self.drift), "pause": self.pause}
+        _put(file, about)
+        _put_partition(file, self.partition)
 
 
 def read_proposal(file: IO[bytes]) -> Proposal:
     """The proposal that `Proposal.write` wrote."""
-    with np.load(file, allow_pickle=False) as held:
-        header = json.loads(str(held["header"]))
-        drift = Drift(**header["drift"])
-        return Proposal(header["verdict"], _partition(held), drift, header["pause"])
+    about, partition = _take(file), _take_partition(file)
+    return Proposal(about["verdict"], partition, Drift(**about["drift"]), about["pause"])
 
 
 def propose(job: Job) -> Proposal:
@@ -169,33 +167,35 @@ def _shape(geometry: Geometry) -> tuple[int, int, int]:
     return geometry.layers, geometry.experts, geometry.top_k
 
 
-def _text(values: dict[str, Any]) -> npt.NDArray[np.str_]:
-    return np.array(json.dumps(values))
+def _put(file: IO[bytes], values: dict[str, Any] | None) -> None:
+    np.save(file, np.array(json.dumps(values)))
 
 
-def _arrays(partition: Partition | None) -> dict[str, Any]:
+def _take(file: IO[bytes]) -> Any:
+    return json.loads(str(np.load(file)))
+
+
+def _put_partition(file: IO[bytes], partition: Partition | None) -> None:
     if partition is None:
-        return {}
-    about = {
-        "geometry": _shape(partition.geometry),
-        "names": partition.names,
-        "model": partition.model,
-        "metrics": partition.metrics,
-    }
-    arrays = {"centroids": partition.centroids, "idf": partition.idf, "mask": partition.mask}
-    return {"partition": _text(about), **arrays}
+        _put(file, None)
+        return
+    about = {"names": partition.names, "model": partition.model, "metrics": partition.metrics}
+    _put(file, {**about, "geometry": _shape(partition.geometry)})
+    for array in (partition.centroids, partition.idf, partition.mask):
+        np.save(file, array)
 
 
-def _partition(held: Any) -> Partition | None:
-    if "partition" not in held:
+def _take_partition(file: IO[bytes]) -> Partition | None:
+    about = _take(file)
+    if about is None:
         return None
-    about = json.loads(str(held["partition"]))
+    centroids, idf, mask = (np.load(file) for _ in range(3))
     return Partition(
         Geometry(*about["geometry"]),
         tuple(about["names"]),
-        held["centroids"],
-        held["idf"],
-        held["mask"],
+        centroids,
+        idf,
+        mask,
         about["model"],
         about["metrics"],
     )
