@@ -117,8 +117,9 @@ def policies() -> str:
     outro = (
         "The published rule (`locality_band`, the best tau of each cell) gains "
         f"{_range(same)} where traffic has the mix it was fitted on, and {_range(drift)} where the "
-        "mix drifts. Where its partition was fitted on the very mix and there are eight workers, the "
-        "two are equal within noise ([held-out seeds](docs/research.md)). No figure here was measured on a GPU; `make gpu-check` measures yours."
+        "mix drifts. Where its partition was fitted on the very mix and there are eight workers, "
+        "the two are equal within noise ([held-out seeds](docs/research.md)). No figure here was "
+        "measured on a GPU; `make gpu-check` measures yours."
     )
     every = f"<details><summary>All {len(ours)} cells</summary>\n\n{run['table']}\n\n</details>"
     return "\n\n".join([_wrap(intro), "\n".join(rows), every, _wrap(outro)])
