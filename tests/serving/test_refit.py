@@ -230,6 +230,27 @@ async def test_an_operators_partition_wins_over_a_fit_that_runs(tmp_path: Path) 
         assert (await partition(r))["partition"] == mine
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"policy": "least_requests", "shadow": ("locality_band", "nearest")},
+        {"ab": ("least_requests", "locality_band", "nearest"), "ab_period": NEVER},
+    ],
+)
+async def test_shadows_and_arms_get_the_same_partition(options: dict) -> None:
+    async with rig([prefill()], 2, refit_every=NEVER, refit_window=64, **options) as r:
+        await send(r, 4, 12)
+        await count_of(r, "adopted")
+        digest = (await partition(r))["partition"]["digest"]
+        policies = refits(r)._policies
+        assert [policy.name for policy in policies] == ["locality_band", "nearest"]
+        assert [policy.partition.digest for policy in policies] == [digest] * 2
+        raw = Path(save_partition(GEOMETRY, [[2, 3], [6, 7]])).read_bytes()
+        async with r.client.post(r.url + "/eldr/partition", data=raw) as response:
+            assert response.status == 200
+        assert policies[0].partition is policies[1].partition
+
+
 async def test_only_a_sample_is_kept_and_only_of_signatures_that_cover_enough() -> None:
     async with rig([prefill()], 2, refit_every=NEVER, refit_sample=0.25, **OPTIONS) as r:
         await send(r, 4, count=64)
