@@ -207,7 +207,27 @@ async def test_workers_that_join_or_leave_take_or_leave_centroids() -> None:
     await spare.kill()
 
 
-async def test_an_operators_partition_wins_over_a_fit_that_runs(tmp_path: Path) -> None:
+async def test_a_worker_that_joined_gets_a_centroid_of_its_own_without_any_drift() -> None:
+    path = save_partition(GEOMETRY, [[0, 1], [4, 5], [8, 9], [12, 13]])
+    spare = MockWorker("decode")
+    await spare.start()
+    async with rig([prefill()], 4, partition=path, refit_every=NEVER, **OPTIONS) as r:
+        await send(r, 0, 4, 8, 12)
+        attempt(r)
+        await count_of(r, "unchanged")
+        await r.router.add_worker("decode", spare.url)
+        await count_of(r, "remapped")
+        attempt(r)
+        await count_of(r, "adopted")  # asked for by the join alone
+        attempt(r)
+        await count_of(r, "unchanged", 2)
+    await spare.kill()
+
+
+@pytest.mark.parametrize("experts", [(4, 12), (4,)], ids=["adopts", "pauses"])
+async def test_an_operators_partition_wins_over_a_fit_that_runs(
+    tmp_path: Path, experts: tuple[int, ...]
+) -> None:
     path = save_partition(GEOMETRY, [[0, 1], [8, 9]])
     gate, asked = tmp_path / "gate", tmp_path / "asked"
     waits = (
@@ -218,7 +238,7 @@ async def test_an_operators_partition_wins_over_a_fit_that_runs(tmp_path: Path) 
     )
     async with rig([prefill()], 2, partition=path, refit_every=NEVER, **OPTIONS) as r:
         command(r, waits)
-        await send(r, 4, 12)
+        await send(r, *experts)
         attempt(r)
         await until(asked.exists, FIT_SECONDS)
         raw = Path(save_partition(GEOMETRY, [[2, 3], [6, 7]])).read_bytes()
@@ -228,6 +248,7 @@ async def test_an_operators_partition_wins_over_a_fit_that_runs(tmp_path: Path) 
         await count_of(r, "superseded")
         assert mine["source"] == "operator"
         assert (await partition(r))["partition"] == mine
+        assert not refits(r).paused
 
 
 @pytest.mark.parametrize(
