@@ -37,7 +37,7 @@ from eldr.serving.policy import (
 )
 from eldr.serving.prefill_pool import PrefillPool
 from eldr.serving.probe import geometry_of, wait_for
-from eldr.serving.refit import RefitRules, Refits
+from eldr.serving.refit import REMAP_WINDOW, RefitRules, Refits, with_partition
 from eldr.serving.refit_metrics import RefitMetrics
 from eldr.serving.retry import RetryBudget, RetryRules
 from eldr.serving.security import client_tls
@@ -121,8 +121,8 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
                 rows = snapshots.write(router, router.decision_log, config.decision_log_counters)
                 looking = asyncio.create_task(rows, name="decision-log-counters")
                 stack.push_async_callback(_cancel, looking)
-        if config.refit_every:
-            refitting = asyncio.create_task(_refits(config, router).run(), name="refits")
+        if (refits := _refits(config, router)) is not None:
+            refitting = asyncio.create_task(refits.run(), name="refits")
             stack.push_async_callback(_cancel, refitting)
         if source is not None:
             following = asyncio.create_task(follow(source, router), name="discovery")
@@ -180,14 +180,17 @@ def _decode_pool(
     )
 
 
-def _refits(config: RouterConfig, router: Router) -> Refits:
+def _refits(config: RouterConfig, router: Router) -> Refits | None:
+    """Who looks after the partition; None if no policy, arm or shadow has one."""
+    if not (policies := with_partition(router.decode)):
+        return None
     rules = RefitRules(
         every=config.refit_every,
-        window=config.refit_window,
+        window=config.refit_window if config.refit_every else REMAP_WINDOW,
         sample=config.refit_sample,
         seed=config.seed,
     )
-    refits = router.refits = Refits(router.decode, router.origin, rules)
+    refits = router.refits = Refits(router.decode, policies, router.origin, rules)
     router.decode.on_signature = refits.add
     count = router.decode.on_event
 

@@ -1,4 +1,4 @@
-"""Keeps a router's partition fitted to the traffic that it sees, and to its workers.
+"""Keeps a router's partition fitted to its workers and, if asked to, to the traffic that it sees.
 
 Signatures that decisions decoded anyway are kept by reference. Now and then a process of the lowest
 priority (`eldr.routing.refit_job`) compares them with the partition and fits again if they drifted;
@@ -36,7 +36,7 @@ OUTCOMES = (
 # Signatures for a fit: this many a worker and in all, or a full window.
 _PER_WORKER, _LEAST = 16, 64
 # Newest signatures that say whose centroid a joining worker shares.
-_DEMAND = 256
+REMAP_WINDOW = 256
 # The gain in an idle fleet says nothing of the times that matter.
 _LEAST_BATCH = 2.0
 _LOAD_WEIGHT = 0.01
@@ -59,7 +59,7 @@ class RefitRules:
     """When and on what to fit.
 
     Attributes:
-        every: seconds from one attempt to the next.
+        every: seconds from one attempt to the next; 0 = only remaps, when workers join or leave.
         window: signatures kept; each is 4 bytes a layer and expert.
         sample: share of the requests whose signature is kept.
         limit: seconds that an attempt may take.
@@ -73,6 +73,12 @@ class RefitRules:
     command: Sequence[str] = COMMAND
 
 
+def with_partition(pool: DecodePool) -> list[LocalityBand]:
+    """Policies, of arms and of shadows, that decide by a partition."""
+    found = [*pool.arms.values(), *(shadow.fleet.policy for shadow in pool.shadows)]
+    return [policy for policy in found if isinstance(policy, LocalityBand)]
+
+
 class Refits:
     """The window, the refits, and the remaps when decode workers join or leave.
 
@@ -81,13 +87,17 @@ class Refits:
         drift: last measured, None before.
     """
 
-    def __init__(self, pool: DecodePool, origin: Origin, rules: RefitRules) -> None:
+    def __init__(
+        self,
+        pool: DecodePool,
+        policies: Sequence[LocalityBand],
+        origin: Origin,
+        rules: RefitRules,
+    ) -> None:
         geometry = pool.fleet.geometry
         if geometry is None:
             raise ValueError("refit: the fleet has no geometry, so there are no signatures")
-        self._pool, self._origin, self._rules = pool, origin, rules
-        found = [*pool.arms.values(), *(shadow.fleet.policy for shadow in pool.shadows)]
-        self._policies = [policy for policy in found if isinstance(policy, LocalityBand)]
+        self._pool, self._policies, self._origin, self._rules = pool, policies, origin, rules
         self._geometry = geometry
         self._held: deque[Signature] = deque(maxlen=rules.window)
         self._random = random.Random(rules.seed)
@@ -170,16 +180,15 @@ class Refits:
     # In the background
 
     async def run(self) -> None:
-        """Fits and remaps until cancelled."""
-        log.info(
-            "refit every %g s from the last %d signatures, at most %.1f MB",
-            self._rules.every,
-            self._rules.window,
-            4e-6 * self._geometry.cells * self._rules.window,
-        )
+        """Remaps, and fits if it is to, until cancelled."""
+        megabytes = 4e-6 * self._geometry.cells * self._rules.window
+        rows, every = self._rules.window, self._rules.every
+        log.info("partition: the last %d signatures are kept, at most %.1f MB", rows, megabytes)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._fitting(), name="refit")
             group.create_task(self._remapping(), name="remap")
+            if every:
+                log.info("partition: refit every %g s", every)
+                group.create_task(self._fitting(), name="refit")
 
     async def _fitting(self) -> None:
         while True:
@@ -266,7 +275,7 @@ class Refits:
                 return False
             if new is None and set(names) == set(partition.names):
                 return False
-            latest = list(self._held)[-_DEMAND:]
+            latest = list(self._held)[-REMAP_WINDOW:]
             fitted, prepared = await asyncio.to_thread(
                 _prepare, partition, names, latest, len(self._policies)
             )

@@ -12,7 +12,6 @@ import aiohttp
 import orjson
 
 from eldr.geometry import Geometry
-from eldr.routing.policies.locality import LocalityBand
 from eldr.serving.admission import Admission
 from eldr.serving.call import Call
 from eldr.serving.condition import Rules
@@ -167,30 +166,23 @@ class Router:
     # Partition
 
     def load_partition(self, path: str) -> None:
-        """Replaces the partition; decisions from now on use it.
+        """Replaces the partition of every policy that has one; decisions from now on use it.
 
         Raises:
             ConfigError: the policy uses none.
             StartError: it is unreadable or does not fit.
         """
-        policy = self.decode.fleet.policy
-        if self.refits is None and not isinstance(policy, LocalityBand):
-            raise ConfigError(f"policy {policy.name} uses no partition")
+        if self.refits is None:
+            raise ConfigError(f"policy {self.decode.fleet.policy.name} uses no partition")
         names = [endpoint.name for endpoint in self.decode.endpoints]
-        partition = read_partition(path, self.decode.fleet.geometry, names)
-        if self.refits is not None:
-            self.refits.replace(partition)
-        elif isinstance(policy, LocalityBand):
-            policy.use(partition)
-            self.origin.now("operator")
+        self.refits.replace(read_partition(path, self.decode.fleet.geometry, names))
 
     def describe_partition(self) -> dict[str, Any]:
         """The loaded partition as JSON values."""
         policy = self.decode.fleet.policy
-        partition = policy.partition if isinstance(policy, LocalityBand) else None
-        refit = None
-        if self.refits is not None:  # an experiment's arms may have other policies
-            partition, refit = self.refits.partition, self.refits.describe()
+        if self.refits is None:
+            return {"policy": policy.name, "partition": None, "refit": None}
+        partition, refit = self.refits.partition, self.refits.describe()
         if partition is None:
             return {"policy": policy.name, "partition": None, "refit": refit}
         return {

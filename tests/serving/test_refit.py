@@ -224,6 +224,25 @@ async def test_a_worker_that_joined_gets_a_centroid_of_its_own_without_any_drift
     await spare.kill()
 
 
+async def test_without_refits_too_the_partition_follows_the_workers() -> None:
+    path = save_partition(GEOMETRY, [[4, 5], [12, 13]])
+    spare = MockWorker("decode")
+    await spare.start()
+    async with rig([prefill()], 2, partition=path, policy="locality_band") as r:
+        a, b = (worker.url for worker in r.decode)
+        await send(r, 4, 12, count=8)
+        await r.router.add_worker("decode", spare.url)
+        await count_of(r, "remapped")
+        assert (await partition(r))["partition"]["workers"] == [a, b, spare.url]
+        assert {(await home(r, expert))[0] for expert in (4, 4, 12, 12)} >= {a, b}
+        async with r.client.delete(r.url + "/workers", params={"name": a}) as response:
+            assert response.status == 200
+        await count_of(r, "remapped", 2)
+        assert (await partition(r))["partition"]["workers"] == [b, spare.url]
+        assert refits(r).outcomes == {**dict.fromkeys(OUTCOMES, 0), "remapped": 2}
+    await spare.kill()
+
+
 @pytest.mark.parametrize("experts", [(4, 12), (4,)], ids=["adopts", "pauses"])
 async def test_an_operators_partition_wins_over_a_fit_that_runs(
     tmp_path: Path, experts: tuple[int, ...]
