@@ -1,12 +1,7 @@
 // Reading a signature: base64 to bytes, and counts of any width to uint32 with what their check
 // needs. eldr/signature.py has the same in NumPy and says what an honest signature is.
 #include "buffers.h"
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define ELDR_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define ELDR_CLONES
-#endif
+#include "clones.h"
 
 namespace {
 

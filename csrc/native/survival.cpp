@@ -3,12 +3,7 @@
 // All arithmetic is integer, or float32 in a fixed order (this file must be compiled with
 // -ffp-contract=off), so that the NumPy fallback makes bit-identical decisions.
 #include "buffers.h"
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define ELDR_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define ELDR_CLONES
-#endif
+#include "clones.h"
 
 namespace {
 

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from types import MappingProxyType
 
-import orjson
-
 from eldr import tracing
 from eldr.routing.decision import Decision
 from eldr.routing.fleet import Fleet, NoWorkerError
 from eldr.routing.policies.base import Policy
-from eldr.routing.request import Reason, RouteRequest
+from eldr.routing.request import RouteRequest
 from eldr.routing.step_fit import StepSample
 from eldr.routing.worker import Worker
 from eldr.serving.answers import Prefilled
@@ -25,7 +23,8 @@ from eldr.serving.experiment import Experiment, Slot
 from eldr.serving.metrics import Metrics
 from eldr.serving.pool import Names, Pool
 from eldr.serving.shadow import Shadow
-from eldr.signature import Signature, SignatureError, decode
+from eldr.serving.signatures import read_signature
+from eldr.signature import Signature
 
 
 class Ticket:
@@ -193,7 +192,7 @@ class DecodePool(Pool):
         return slot
 
     def _request(self, call: Call, prefilled: Prefilled) -> RouteRequest:
-        signature, problem = self._signature(prefilled.signature)
+        signature, problem = read_signature(prefilled.signature, self.fleet.geometry)
         return RouteRequest(
             # Clients may repeat their own ids; the fleet's must be unique.
             id=f"{call.request_id}#{next(self._ids)}",
@@ -235,17 +234,6 @@ class DecodePool(Pool):
             return self.fleet.reserve(request, out)
         except NoWorkerError:
             return None
-
-    def _signature(self, raw: bytes | None) -> tuple[Signature | None, Reason | None]:
-        geometry = self.fleet.geometry
-        if raw is None or geometry is None:
-            return None, None
-        try:
-            return decode(orjson.loads(raw), geometry), None
-        except SignatureError as error:
-            return None, Reason(error.reason)
-        except orjson.JSONDecodeError:
-            return None, Reason.MALFORMED
 
     def _record(
         self, call: Call, decision: Decision, request: RouteRequest, elapsed: float

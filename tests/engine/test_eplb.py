@@ -4,15 +4,12 @@ vLLM refuses EPLB on a CPU, so its state is put in by hand, in a real engine: ph
 permutation of the logical ones, weights included, and vLLM's routers map to them.
 """
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
 pytest.importorskip("vllm")
 pytest.importorskip("vllm.eldr_hook", reason="vLLM is not patched: run `eldr patch apply`")
+from tests.engine.processes import last_line, python
+
 pytestmark = pytest.mark.vllm
 
 SCRIPT = """
@@ -77,16 +74,8 @@ print(json.dumps([a == b for a, b in zip(right, balanced)]))
 
 @pytest.mark.timeout(1600)
 def test_signatures_and_decode_counts_name_logical_experts(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        timeout=1500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    outputs, signatures, distinct = json.loads(done.stdout.strip().splitlines()[-1])
+    done = python("-c", SCRIPT, tmp_path)
+    outputs, signatures, distinct = last_line(done)
     assert outputs  # the weights really moved along
     assert signatures
     assert distinct

@@ -1,14 +1,11 @@
 """Faults injected into a real engine's hooks: every request is answered, and the metrics say it."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
 pytest.importorskip("vllm")
 pytest.importorskip("vllm.eldr_hook", reason="vLLM is not patched: run `eldr patch apply`")
+from tests.engine.processes import last_line, python
+
 pytestmark = pytest.mark.vllm
 
 SCRIPT = """
@@ -93,16 +90,8 @@ print(json.dumps(sorted(places)))
 @pytest.mark.timeout(1600)
 @pytest.mark.parametrize("runner", ["v1", "v2"])
 def test_a_fault_anywhere_costs_no_request_and_shows(runner, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, runner, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        timeout=1500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    places = json.loads(done.stdout.strip().splitlines()[-1])
+    done = python("-c", SCRIPT, runner, tmp_path)
+    places = last_line(done)
     assert len(places) == (8 if runner == "v2" else 7)
     calls = {place.rpartition(".")[2] for place in places} - {"gather"}  # within after_forward
     assert {

@@ -3,16 +3,14 @@
 The hit ends inside a block: vLLM copies that block, and its copy is left out of the signature.
 """
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.engine.processes import last_line, python
 
 pytest.importorskip("vllm")
 pytest.importorskip("vllm.eldr_hook", reason="vLLM is not patched: run `eldr patch apply`")
 torch = pytest.importorskip("torch")
+
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.skipif(
@@ -94,16 +92,8 @@ print(json.dumps({
 
 @pytest.mark.timeout(1600)
 def test_the_copy_of_a_block_is_left_out_and_all_else_is_exact(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        timeout=1500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.strip().splitlines()[-1])
+    done = python("-c", SCRIPT, tmp_path)
+    found = last_line(done)
     assert found["partial"]
     assert found["fresh"]
     assert found["size"] < found["cached"] < 2 * found["size"]  # the hit ends inside a block

@@ -1,14 +1,13 @@
 """Tensor parallelism: two worker processes, of which the first reports what both of them routed."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 pytest.importorskip("vllm")
 pytest.importorskip("vllm.eldr_hook", reason="vLLM is not patched: run `eldr patch apply`")
+from tests.engine.processes import python
+
 pytestmark = pytest.mark.servers
 
 SCRIPT = """
@@ -76,15 +75,7 @@ if __name__ == "__main__":
 def test_both_ranks_route_alike_and_the_first_one_reports(tmp_path):
     script = tmp_path / "script.py"  # a file: the workers are spawned
     script.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        timeout=1500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    done = python(script, tmp_path)
     line = next(text for text in done.stdout.splitlines() if text.startswith('{"same"'))
     found = json.loads(line)
     assert found == {"same": [True] * 3, "exact": [True] * 3, "reports": [True, False]}

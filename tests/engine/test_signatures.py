@@ -1,9 +1,6 @@
 """The real thing: the patched vLLM on tiny models, one engine per process."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,28 +13,14 @@ pytest.importorskip("vllm")
 pytest.importorskip("vllm.eldr_hook", reason="vLLM is not patched: run `eldr patch apply`")
 
 from eldr.engine.testing.churn import Case
+from tests.engine.processes import last_line, python
 
 pytestmark = pytest.mark.vllm
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-
-
-def python(*arguments, check=True):
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        timeout=1500,
-        check=False,
-    )
-    if check:
-        assert done.returncode == 0, done.stderr[-4000:]
-    return done
 
 
 def churn(case):
     done = python("-m", "eldr.engine.testing.churn", json.dumps(asdict(case)))
-    result = json.loads(done.stdout.strip().splitlines()[-1])
+    result = last_line(done)
     assert result["compared"] > case.requests // 2
     assert (result["mismatches"], result["coverage_lies"]) == (0, 0)
     assert result["outputs_equal"]
@@ -102,7 +85,7 @@ print(json.dumps([o.kv_transfer_params["eldr"] for o in llm.generate(prompts, pa
 
     reference = np.load(tmp_path / "r.npz", allow_pickle=False)
     geometry = Geometry(*map(int, reference["geometry"]))
-    payloads = json.loads(done.stdout.strip().splitlines()[-1])
+    payloads = last_line(done)
     assert len(payloads) == len(prompts)
     for payload, counts in zip(payloads, reference["counts"], strict=True):
         np.testing.assert_array_equal(decode(payload, geometry).counts, counts)

@@ -1,14 +1,11 @@
 """Speculative decoding in a real engine: blocks in which drafts were rejected are left out."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
 pytest.importorskip("vllm")
 pytest.importorskip("vllm.eldr_hook", reason="vLLM is not patched: run `eldr patch apply`")
+from tests.engine.processes import last_line, python
+
 pytestmark = pytest.mark.vllm
 
 SCRIPT = """
@@ -58,16 +55,8 @@ print(json.dumps({"turns": turns, **outcome, **worker.counters()["signatures"],
 
 @pytest.mark.timeout(1600)
 def test_a_next_turn_counts_no_block_in_which_a_draft_was_rejected(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        timeout=1500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.strip().splitlines()[-1])
+    done = python("-c", SCRIPT, tmp_path)
+    found = last_line(done)
     assert found["rejected"] > 50
     assert found["accepted"] > 0
     for cached, coverage, want, wrong in found["turns"]:

@@ -1,8 +1,6 @@
 """A real engine under a listening NVTX tool: every step's ranges, nested and complete."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import asdict
 
@@ -13,6 +11,7 @@ pytest.importorskip("vllm.eldr_hook", reason="vLLM is not patched: run `eldr pat
 pytest.importorskip("nvtx")
 
 from eldr.engine.testing.churn import Case
+from tests.engine.processes import last_line, python
 from tests.test_tracing import listener  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.vllm
@@ -23,17 +22,8 @@ def test_ranges_of_a_real_engine(listener):  # noqa: F811
     environment, out = listener
     out.unlink(missing_ok=True)
     case = json.dumps(asdict(Case("qwen3_moe", "v1", requests=8, seed=3)))
-    settings = {"ELDR_NVTX": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "eldr.engine.testing.churn", case],
-        env=environment | settings,
-        capture_output=True,
-        text=True,
-        timeout=1500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    result = json.loads(done.stdout.strip().splitlines()[-1])
+    done = python("-m", "eldr.engine.testing.churn", case, **environment, ELDR_NVTX="1")
+    result = last_line(done)
     assert (result["mismatches"], result["outputs_equal"]) == (0, True)
 
     pushed, open_ranges = Counter(), []

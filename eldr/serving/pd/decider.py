@@ -11,7 +11,6 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-import orjson
 
 from eldr.geometry import Geometry
 from eldr.routing.fleet import Fleet, NoWorkerError
@@ -19,13 +18,13 @@ from eldr.routing.partition import Partition, load_partition
 from eldr.routing.policies import make_policy
 from eldr.routing.policies.locality import LocalityBand
 from eldr.routing.refit import remap
-from eldr.routing.request import Reason, RouteRequest
+from eldr.routing.request import RouteRequest
 from eldr.routing.step_fit import StepSample
 from eldr.routing.worker import Worker
 from eldr.serving.decisions import DecisionBuffer, Record
 from eldr.serving.pd.options import RoutingOptions
 from eldr.serving.pd.route import Route
-from eldr.signature import Signature, SignatureError, decode
+from eldr.serving.signatures import read_signature
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +130,7 @@ class Decider:
         if route.decision is not None:
             route.release()
             route.skipped.add(route.worker)
-        signature, problem = self._signature(route.signature)
+        signature, problem = read_signature(route.signature, self.fleet.geometry)
         request = RouteRequest(
             id=f"{route.request_id}#{next(self._ids)}",  # clients may repeat their ids
             signature=signature,
@@ -172,17 +171,6 @@ class Decider:
 
     def _release(self, request_id: str) -> None:
         self.fleet.release(request_id)
-
-    def _signature(self, raw: bytes | None) -> tuple[Signature | None, Reason | None]:
-        geometry = self.fleet.geometry
-        if raw is None or geometry is None:
-            return None, None
-        try:
-            return decode(orjson.loads(raw), geometry), None
-        except SignatureError as error:
-            return None, Reason(error.reason)
-        except orjson.JSONDecodeError:
-            return None, Reason.MALFORMED
 
 
 # Deciders of this process by deployment: a proxy shows its own to the operator.
