@@ -73,8 +73,7 @@ def _selector(text: str) -> str:
 
 
 _REGULAR = "this router serves prefill and decode workers only: give --prefill and --decode"
-_PREFIX_TREE = "prefixes are hashed here, there is no tree to tune"
-_KV_EVENTS = "this router reads no KV events"
+_PROGRAMS = "there is no program scheduling"
 
 FLAGS: dict[str, Flag] = {
     MODE: Flag(takes=0),
@@ -112,13 +111,14 @@ FLAGS: dict[str, Flag] = {
     "cb_success_threshold": Flag(note="one success closes a breaker, then --slow-start ramps up"),
     "cb_window_duration_secs": Flag(note="consecutive failures count, not those in a window"),
     "health_success_threshold": Flag(note="one good check is enough, then --slow-start ramps up"),
-    "cache_threshold": Flag(note=_PREFIX_TREE),
-    "balance_abs_threshold": Flag(note=_PREFIX_TREE),
-    "balance_rel_threshold": Flag(note=_PREFIX_TREE),
-    "eviction_interval_secs": Flag(note=_PREFIX_TREE),
-    "max_tree_size": Flag(note=_PREFIX_TREE),
-    "worker_urls": Flag(takes="+", refused=_REGULAR),
-    "selector": Flag(takes="+", refused=_REGULAR),
+    **dict.fromkeys(
+        (
+            *("cache_threshold", "balance_abs_threshold", "balance_rel_threshold"),
+            *("eviction_interval_secs", "max_tree_size"),
+        ),
+        Flag(note="prefixes are hashed here, there is no tree to tune"),
+    ),
+    **dict.fromkeys(("worker_urls", "selector"), Flag(takes="+", refused=_REGULAR)),
     "enable_igw": Flag(takes=0, refused="one router serves one model"),
     "mini_lb": Flag(takes=0, refused=_REGULAR),
     "disable_circuit_breaker": Flag(
@@ -130,21 +130,20 @@ FLAGS: dict[str, Flag] = {
     ),
     "cors_allowed_origins": Flag(takes="+", refused="browsers should not call this router"),
     "log_dir": Flag(refused="logs go to stderr; let the service manager keep them"),
-    "wasm_middleware": Flag(refused="there are no plug-ins"),
-    "wasm_middleware_sha256": Flag(refused="there are no plug-ins"),
-    "wasm_middleware_route": Flag(refused="there are no plug-ins"),
-    "enable_program_scheduling": Flag(takes=0, refused="there is no program scheduling"),
-    "program_scheduling_config_json": Flag(refused="there is no program scheduling"),
-    "router_temperature": Flag(refused=_KV_EVENTS),
-    "kv_penalty_host": Flag(refused=_KV_EVENTS),
-    "kv_penalty_external": Flag(refused=_KV_EVENTS),
-    "kv_penalty_disk": Flag(refused=_KV_EVENTS),
-    "kv_aware_session_affinity_ttl_secs": Flag(refused=_KV_EVENTS),
-    "kv_event_source": Flag(refused=_KV_EVENTS),
-    "kv_event_replay_source": Flag(refused=_KV_EVENTS),
-    "kv_event_block_size": Flag(refused=_KV_EVENTS),
-    "kv_event_model": Flag(refused=_KV_EVENTS),
-    "pd_kv_events": Flag(refused=_KV_EVENTS),
+    **dict.fromkeys(
+        ("wasm_middleware", "wasm_middleware_sha256", "wasm_middleware_route"),
+        Flag(refused="there are no plug-ins"),
+    ),
+    "enable_program_scheduling": Flag(takes=0, refused=_PROGRAMS),
+    "program_scheduling_config_json": Flag(refused=_PROGRAMS),
+    **dict.fromkeys(
+        (
+            *("router_temperature", "kv_penalty_host", "kv_penalty_external", "kv_penalty_disk"),
+            *("kv_aware_session_affinity_ttl_secs", "kv_event_source", "kv_event_replay_source"),
+            *("kv_event_block_size", "kv_event_model", "pd_kv_events"),
+        ),
+        Flag(refused="this router reads no KV events"),
+    ),
 }
 
 

@@ -41,6 +41,14 @@ def telemetry(r: Rig, interval: float = 60.0) -> Telemetry:
     return Telemetry(router.session, pools, router.decode, interval=interval, kv_high=0.9)
 
 
+async def looked(r: Rig, *, times: int, interval: float = 60.0) -> Telemetry:
+    """One that has looked so often: requests of others count from the second look on."""
+    look = telemetry(r, interval)
+    for _ in range(times):
+        await look.look()
+    return look
+
+
 def loads(r: Rig) -> list[float]:
     table = r.router.decode.fleet._table
     return (table.requests + table.others).tolist()
@@ -69,8 +77,7 @@ def test_no_counters(raw: bytes) -> None:
 async def test_t45_requests_of_another_router_weigh_like_ours() -> None:
     async with rig(1, 2, policy="least_requests") as r:
         r.decode[0].metrics, r.decode[1].metrics = says(5), says(0)
-        look = telemetry(r)
-        await look.look()
+        look = await looked(r, times=1)
         assert loads(r) == [0, 0]  # one look may have met requests that come or go
         await look.look()
         assert loads(r) == [5, 0]
@@ -82,43 +89,33 @@ async def test_t45_requests_of_another_router_weigh_like_ours() -> None:
         assert 'eldr_router_others_requests{role="decode"} 5.0' in text
 
 
-async def test_our_own_requests_are_not_counted_twice() -> None:
+@pytest.mark.parametrize(
+    ("ours", "polled", "during", "after"),
+    [
+        pytest.param(4, 6, 6, 2, id="our own requests are not counted twice"),
+        pytest.param(3, 0, 3, 0, id="t28: what is polled never lowers our own count"),
+    ],
+)
+async def test_t28_polled_counts_add_to_ours(
+    ours: int, polled: int, during: int, after: int
+) -> None:
     async with rig(1, 1) as r:
         gate = asyncio.Event()
         r.decode[0].plan = Plan(gate=gate)
-        calls = [asyncio.create_task(r.complete()) for _ in range(4)]
-        await until(lambda: r.decode[0].active == 4)
-        r.decode[0].metrics = says(6)
-        look = telemetry(r)
-        await look.look()
-        await look.look()
-        assert loads(r) == [6]
+        calls = [asyncio.create_task(r.complete()) for _ in range(ours)]
+        await until(lambda: r.decode[0].active == ours)
+        r.decode[0].metrics = says(polled)
+        await looked(r, times=2)
+        assert loads(r) == [during]
         gate.set()
         await asyncio.gather(*calls)
-        assert loads(r) == [2]
-
-
-async def test_t28_what_is_polled_never_lowers_our_own_count() -> None:
-    async with rig(1, 1) as r:
-        gate = asyncio.Event()
-        r.decode[0].plan = Plan(gate=gate)
-        calls = [asyncio.create_task(r.complete()) for _ in range(3)]
-        await until(lambda: r.decode[0].active == 3)
-        r.decode[0].metrics = says(0)
-        look = telemetry(r)
-        await look.look()
-        await look.look()
-        assert loads(r) == [3]
-        gate.set()
-        await asyncio.gather(*calls)
+        assert loads(r) == [after]
 
 
 async def test_t03_worker_without_metrics_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     async with rig(1, 1) as r:
-        look = telemetry(r)
         with caplog.at_level("INFO", "eldr.serving.telemetry"):
-            for _ in range(3):
-                await look.look()
+            await looked(r, times=3)
         assert len([t for t in caplog.messages if r.decode[0].url in t]) == 1
         assert (await r.complete())[0] == 200
 
@@ -126,9 +123,7 @@ async def test_t03_worker_without_metrics_is_said_once(caplog: pytest.LogCapture
 async def test_t30_stale_figures_go_and_nobody_fails() -> None:
     async with rig(1, 2) as r:
         r.decode[0].metrics = says(5)
-        look = telemetry(r, interval=0.001)
-        await look.look()
-        await look.look()
+        look = await looked(r, times=2, interval=0.001)
         assert loads(r)[0] == 5
         for worker in r.decode:
             worker.metrics = None  # all of them at once
@@ -142,8 +137,7 @@ async def test_t30_stale_figures_go_and_nobody_fails() -> None:
 async def test_worker_whose_kv_is_full_is_spared_unless_all_are() -> None:
     async with rig(1, 2, policy="round_robin") as r:
         r.decode[0].metrics, r.decode[1].metrics = says(0, kv=0.95), says(0, kv=0.2)
-        look = telemetry(r)
-        await look.look()
+        look = await looked(r, times=1)
         for _ in range(4):
             await r.complete()
         assert [w.count for w in r.decode] == [0, 4]
@@ -156,9 +150,7 @@ async def test_restart_on_the_same_url_frees_what_waited_on_the_old_process() ->
     async with rig(1, 2, policy="round_robin") as r:
         old, other = r.decode
         old.metrics = other.metrics = says(7, start=100.0)
-        look = telemetry(r)
-        for _ in range(2):
-            await look.look()
+        look = await looked(r, times=2)
         assert loads(r) == [7, 7]
         old.plan = Plan(wait=FOREVER)  # a process that is gone does not answer
         call = asyncio.create_task(r.complete())
@@ -204,8 +196,6 @@ async def test_step_costs_are_learnt_from_differences_only() -> None:
 
 async def test_worker_without_counters_is_asked_once() -> None:
     async with rig(1, 1) as r:
-        look = telemetry(r)
-        for _ in range(3):
-            await look.look()
+        await looked(r, times=3)
         assert r.decode[0].gets.count("/eldr/decode") == 1
         assert r.prefill[0].gets.count("/eldr/decode") == 0
