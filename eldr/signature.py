@@ -75,7 +75,7 @@ class Signature:
     """Counts [L, E] (uint32) of a prompt's hits, with what they cover.
 
     Attributes:
-        counts: hits per (layer, expert), uint32 [L, E].
+        counts: hits per (layer, expert), uint32 [L, E]; another type or order is converted.
         tokens: prompt tokens of the request.
         coverage: share of those tokens whose hits were counted; 1.0 = all.
         sampled: tokens that `counts` stand for when they are a sample of the hits counted.
@@ -85,6 +85,10 @@ class Signature:
     tokens: int
     coverage: float = 1.0
     sampled: int | None = None
+
+    def __post_init__(self) -> None:
+        # Once here, not in each of the loops over the counts.
+        object.__setattr__(self, "counts", np.ascontiguousarray(self.counts, np.uint32))
 
     @property
     def covered(self) -> float:

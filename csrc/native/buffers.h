@@ -65,14 +65,26 @@ inline bool same_size(const char* name, int64_t actual, int64_t expected) {
   return false;
 }
 
+// Sets IndexError and returns false unless all of `values` index an array of `size`.
+inline bool are_indices(const char* name, const View<int64_t>& values, int64_t size) {
+  for (int64_t i = 0; i < values.size(); ++i)
+    if (values.data()[i] < 0 || values.data()[i] >= size) {
+      PyErr_Format(PyExc_IndexError, "%s %lld: expected [0, %lld)", name,
+                   static_cast<long long>(values.data()[i]), static_cast<long long>(size));
+      return false;
+    }
+  return true;
+}
+
 PyObject* assign_exact(PyObject*, PyObject* args);
 PyObject* assign_prices(PyObject*, PyObject* args);
 PyObject* activate(PyObject*, PyObject* args);
-PyObject* weigh(PyObject*, PyObject* args);
+PyObject* band(PyObject*, PyObject* args);
 PyObject* dots(PyObject*, PyObject* args);
 PyObject* least(PyObject*, PyObject* args);
 PyObject* place(PyObject*, PyObject* args);
 PyObject* shift(PyObject*, PyObject* args);
+PyObject* similarities(PyObject*, PyObject* args);
 PyObject* unbase64(PyObject*, PyObject* text);
 PyObject* widen(PyObject*, PyObject* args);
 PyObject* simulate_new(PyObject*, PyObject* args);

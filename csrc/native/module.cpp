@@ -15,15 +15,21 @@ PyMethodDef methods[] = {
      "activate(counts u32[n], scale, mean f32[n], keep, out i16[n]) -> any count\n\n"
      "out = min(trunc(counts * scale + (mean * keep + 0.5)), 32767), in float32 without"
      " contraction."},
-    {"weigh", eldr::weigh, METH_VARARGS,
-     "weigh(counts u32[n], weights f32[n], scale, out i16[n]) -> sum of squares of out\n\n"
-     "out = min(trunc(counts * weights * scale + 0.5), 32767), in float32 without contraction."},
+    {"similarities", eldr::similarities, METH_VARARGS,
+     "similarities(counts u32[n], weights f32[n], scale, rows u8[W, n], unit f64[W], of i64[C],"
+     " out f64[C]) -> any weight\n\n"
+     "x = min(trunc(counts * weights * scale + 0.5), 32767), in float32 without contraction;"
+     " out[i] = <x, rows[of[i]]> * unit[of[i]] / |x|, untouched when x is zero."},
     {"dots", eldr::dots, METH_VARARGS,
      "dots(x i16[n], rows u8[W, n], out i64[W])\n\nExact integer dot products with every row."},
     {"place", eldr::place, METH_VARARGS,
      "place(dots i64[S], idle i64[S], requests i64[S], others f64[S], kv i64[S], weight f64[S],"
      " candidates i64[C], terms f64[9], power, guard, out f64[C]) -> index of the best\n\n"
      "The costs of eldr.routing.price for the candidates; infinite above the guard's load."},
+    {"band", eldr::band, METH_VARARGS,
+     "band(similarity f64[C], tau, requests i64[S], others f64[S], weight f64[S],"
+     " candidates i64[C], inside i64[C]) -> (slot, count)\n\n"
+     "The least loaded candidate within tau of the most similar; inside[:count] = all of those."},
     {"least", eldr::least, METH_VARARGS,
      "least(requests i64[S], others f64[S], weight f64[S], candidates i64[C], draw, out f64[C])"
      " -> index of the least loaded\n\nLoads of the candidates; draw (64 bits) breaks ties."},

@@ -1,28 +1,49 @@
 // Loads and costs of a placement on every candidate, and the best of them; eldr/routing/price.py has
 // the formulas and the same operations in the same order. Compiled with -ffp-contract=off, so both
 // round alike.
+#include <algorithm>
 #include <limits>
 
 #include "buffers.h"
 
 namespace {
 
-// Running requests, others' included, per weight.
-inline double load_of(const int64_t* requests, const double* others, const double* weight,
-                      int64_t slot) {
-  return (static_cast<double>(requests[slot]) + others[slot]) / weight[slot];
-}
+using eldr::same_size;
+using eldr::View;
 
-// Whether every candidate is a slot; sets IndexError otherwise.
-bool are_slots(const int64_t* candidates, int64_t n, int64_t slots) {
-  for (int64_t i = 0; i < n; ++i)
-    if (candidates[i] < 0 || candidates[i] >= slots) {
-      PyErr_Format(PyExc_IndexError, "candidate %lld: there are %lld slots",
-                   static_cast<long long>(candidates[i]), static_cast<long long>(slots));
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// The columns of the worker table that make up load, and the slots that may be chosen.
+struct Loads {
+  Loads(PyObject* requests, PyObject* others, PyObject* weight, PyObject* candidates)
+      : requests(requests, "requests"), others(others, "others"), weight(weight, "weight"),
+        candidates(candidates, "candidates") {}
+
+  // Whether all of it can be used, with a candidate at least; sets the error otherwise.
+  bool ok() const {
+    if (!requests.ok() || !others.ok() || !weight.ok() || !candidates.ok() ||
+        !same_size("others", others.size(), slots()) ||
+        !same_size("weight", weight.size(), slots()) ||
+        !eldr::are_indices("candidate", candidates, slots()))
       return false;
-    }
-  return true;
-}
+    if (count() == 0) PyErr_SetString(PyExc_ValueError, "no candidates");
+    return count() != 0;
+  }
+
+  int64_t slots() const { return requests.size(); }
+  int64_t count() const { return candidates.size(); }
+  int64_t slot(int64_t i) const { return candidates.data()[i]; }
+
+  // Running requests of a slot, others' included, and the same per weight.
+  double running(int64_t slot) const {
+    return static_cast<double>(requests.data()[slot]) + others.data()[slot];
+  }
+  double of(int64_t slot) const { return running(slot) / weight.data()[slot]; }
+
+  View<int64_t> requests;
+  View<double> others, weight;
+  View<int64_t> candidates;
+};
 
 }  // namespace
 
@@ -36,57 +57,47 @@ PyObject* place(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "OOOOOOOOidO", &dots_o, &idle_o, &requests_o, &others_o, &kv_o,
                         &weight_o, &candidates_o, &terms_o, &power, &guard, &out_o))
     return nullptr;
+  const Loads loads(requests_o, others_o, weight_o, candidates_o);
+  if (!loads.ok()) return nullptr;
   View<int64_t> dots(dots_o, "dots");
   if (!dots.ok()) return nullptr;
   View<int64_t> idle(idle_o, "idle");
   if (!idle.ok()) return nullptr;
-  View<int64_t> requests(requests_o, "requests");
-  if (!requests.ok()) return nullptr;
-  View<double> others(others_o, "others");
-  if (!others.ok()) return nullptr;
   View<int64_t> kv(kv_o, "kv");
   if (!kv.ok()) return nullptr;
-  View<double> weight(weight_o, "weight");
-  if (!weight.ok()) return nullptr;
-  View<int64_t> candidates(candidates_o, "candidates");
-  if (!candidates.ok()) return nullptr;
   View<double> terms(terms_o, "terms");
   if (!terms.ok()) return nullptr;
   View<double, true> out(out_o, "out");
-  const int64_t slots = dots.size(), n = candidates.size();
-  if (!out.ok() || !same_size("idle", idle.size(), slots) ||
-      !same_size("requests", requests.size(), slots) ||
-      !same_size("others", others.size(), slots) || !same_size("kv", kv.size(), slots) ||
-      !same_size("weight", weight.size(), slots) || !same_size("terms", terms.size(), 9) ||
-      !same_size("out", out.size(), n) || !are_slots(candidates.data(), n, slots))
+  const int64_t n = loads.count();
+  if (!out.ok() || !same_size("dots", dots.size(), loads.slots()) ||
+      !same_size("idle", idle.size(), loads.slots()) ||
+      !same_size("kv", kv.size(), loads.slots()) || !same_size("terms", terms.size(), 9) ||
+      !same_size("out", out.size(), n))
     return nullptr;
   const double* t = terms.data();
   const double base = t[0], expert = t[1], per_kv = t[2], request = t[3], cells = t[4];
   const double dot_unit = t[5], idle_unit = t[6], own_kv = t[7], hedge = t[8];
   double sum = 0.0;
-  for (int64_t i = 0; i < n; ++i)
-    sum += load_of(requests.data(), others.data(), weight.data(), candidates.data()[i]);
+  for (int64_t i = 0; i < n; ++i) sum += loads.of(loads.slot(i));
   const double limit = sum / static_cast<double>(n) * (1.0 + guard) + 1.0;
   int64_t best = 0;
   for (int64_t i = 0; i < n; ++i) {
-    const int64_t w = candidates.data()[i];
-    const double count = static_cast<double>(requests.data()[w]) + others.data()[w];
+    const int64_t w = loads.slot(i);
+    const double count = loads.running(w), weight = loads.weight.data()[w];
     const double distinct = cells - static_cast<double>(idle.data()[w]) * idle_unit;
     const double held = static_cast<double>(kv.data()[w]);
     const double step = ((base + expert * distinct) + per_kv * held) + request * count;
     const double added = static_cast<double>(dots.data()[w]) * dot_unit;
     const double more = (expert * added + request) + per_kv * own_kv;
-    const double before = step / weight.data()[w];
-    const double after = before + more / weight.data()[w];
+    const double before = step / weight;
+    const double after = before + more / weight;
     double low = before, high = after;
     for (int k = 1; k < power; ++k) {
       low = low * before;
       high = high * after;
     }
     const double rest = count * hedge;
-    const double load = load_of(requests.data(), others.data(), weight.data(), w);
-    out.data()[i] = load > limit ? std::numeric_limits<double>::infinity()
-                                 : (rest + 1.0) * high - rest * low;
+    out.data()[i] = loads.of(w) > limit ? kInfinity : (rest + 1.0) * high - rest * low;
     if (out.data()[i] < out.data()[best]) best = i;
   }
   return PyLong_FromLongLong(best);
@@ -98,30 +109,14 @@ PyObject* least(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "OOOOKO", &requests_o, &others_o, &weight_o, &candidates_o, &draw,
                         &out_o))
     return nullptr;
-  View<int64_t> requests(requests_o, "requests");
-  if (!requests.ok()) return nullptr;
-  View<double> others(others_o, "others");
-  if (!others.ok()) return nullptr;
-  View<double> weight(weight_o, "weight");
-  if (!weight.ok()) return nullptr;
-  View<int64_t> candidates(candidates_o, "candidates");
-  if (!candidates.ok()) return nullptr;
+  const Loads loads(requests_o, others_o, weight_o, candidates_o);
+  if (!loads.ok()) return nullptr;
   View<double, true> out(out_o, "out");
-  const int64_t slots = requests.size(), n = candidates.size();
-  if (!out.ok() || !same_size("others", others.size(), slots) ||
-      !same_size("weight", weight.size(), slots) || !same_size("out", out.size(), n) ||
-      !are_slots(candidates.data(), n, slots))
-    return nullptr;
-  if (n == 0) {
-    PyErr_SetString(PyExc_ValueError, "least: no candidates");
-    return nullptr;
-  }
-  double lowest = std::numeric_limits<double>::infinity();
+  if (!out.ok() || !same_size("out", out.size(), loads.count())) return nullptr;
+  double lowest = kInfinity;
   int64_t ties = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const double load =
-        load_of(requests.data(), others.data(), weight.data(), candidates.data()[i]);
-    out.data()[i] = load;
+  for (int64_t i = 0; i < loads.count(); ++i) {
+    const double load = out.data()[i] = loads.of(loads.slot(i));
     if (load < lowest) {
       lowest = load;
       ties = 1;
@@ -130,9 +125,40 @@ PyObject* least(PyObject*, PyObject* args) {
     }
   }
   int64_t skip = ties == 0 ? 0 : static_cast<int64_t>(draw % static_cast<uint64_t>(ties));
-  for (int64_t i = 0; i < n; ++i)
+  for (int64_t i = 0; i < loads.count(); ++i)
     if (out.data()[i] == lowest && skip-- == 0) return PyLong_FromLongLong(i);
   return PyLong_FromLongLong(0);
+}
+
+PyObject* band(PyObject*, PyObject* args) {
+  PyObject *similarity_o, *requests_o, *others_o, *weight_o, *candidates_o, *inside_o;
+  double tau;
+  if (!PyArg_ParseTuple(args, "OdOOOOO", &similarity_o, &tau, &requests_o, &others_o, &weight_o,
+                        &candidates_o, &inside_o))
+    return nullptr;
+  const Loads loads(requests_o, others_o, weight_o, candidates_o);
+  if (!loads.ok()) return nullptr;
+  View<double> similarity(similarity_o, "similarity");
+  if (!similarity.ok()) return nullptr;
+  View<int64_t, true> inside(inside_o, "inside");
+  const int64_t n = loads.count();
+  if (!inside.ok() || !same_size("similarity", similarity.size(), n) ||
+      !same_size("inside", inside.size(), n))
+    return nullptr;
+  const double edge = *std::max_element(similarity.data(), similarity.data() + n) - tau;
+  double lowest = kInfinity;
+  int64_t found = 0, best = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (!(similarity.data()[i] >= edge)) continue;
+    const int64_t slot = loads.slot(i);
+    const double load = loads.of(slot);
+    if (found == 0 || load < lowest) {
+      lowest = load;
+      best = slot;
+    }
+    inside.data()[found++] = slot;
+  }
+  return Py_BuildValue("LL", static_cast<long long>(best), static_cast<long long>(found));
 }
 
 }  // namespace eldr

@@ -2,6 +2,11 @@
 //
 // All arithmetic is integer, or float32 in a fixed order (this file must be compiled with
 // -ffp-contract=off), so that the NumPy fallback makes bit-identical decisions.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <new>
+
 #include "buffers.h"
 #include "clones.h"
 
@@ -38,19 +43,40 @@ ELDR_CLONES int64_t weigh_loop(const uint32_t* counts, const float* weights, flo
   return total;
 }
 
-// One sum over int16 x int16 products: the form that compilers turn into a multiply-add of pairs.
-ELDR_CLONES int64_t dot(const int16_t* x, const uint8_t* row, int64_t n) {
-  int64_t total = 0;
+constexpr int64_t kTile = 4;  // rows at a time: x is loaded once, and their sums overlap
+
+// int16 x int16 products: the form that compilers turn into a multiply-add of pairs.
+ELDR_CLONES void dot_tile(const int16_t* x, const uint8_t* const* rows, int64_t n, int64_t* out) {
+  const uint8_t *a = rows[0], *b = rows[1], *c = rows[2], *d = rows[3];
+  int64_t total[kTile] = {0, 0, 0, 0};
   for (int64_t start = 0; start < n; start += kBlock) {
-    const int64_t stop = start + kBlock < n ? start + kBlock : n;
-    int32_t part = 0;
+    const int64_t stop = std::min(start + kBlock, n);
+    int32_t p = 0, q = 0, r = 0, s = 0;
     for (int64_t i = start; i < stop; ++i) {
-      const int16_t cell = row[i];
-      part += static_cast<int32_t>(x[i]) * cell;
+      const int32_t value = x[i];
+      p += value * static_cast<int16_t>(a[i]);
+      q += value * static_cast<int16_t>(b[i]);
+      r += value * static_cast<int16_t>(c[i]);
+      s += value * static_cast<int16_t>(d[i]);
     }
-    total += part;
+    total[0] += p;
+    total[1] += q;
+    total[2] += r;
+    total[3] += s;
   }
-  return total;
+  for (int64_t k = 0; k < kTile; ++k) out[k] = total[k];
+}
+
+// put(i, <x, row(i)>) for i in [0, count).
+template <typename Row, typename Put>
+void dot_rows(const int16_t* x, int64_t n, int64_t count, Row row, Put put) {
+  for (int64_t start = 0; start < count; start += kTile) {
+    const uint8_t* rows[kTile];
+    int64_t found[kTile];
+    for (int64_t k = 0; k < kTile; ++k) rows[k] = row(std::min(start + k, count - 1));
+    dot_tile(x, rows, n, found);
+    for (int64_t k = 0; k < kTile && start + k < count; ++k) put(start + k, found[k]);
+  }
 }
 
 ELDR_CLONES bool any_negative(const int16_t* x, int64_t n) {
@@ -59,16 +85,34 @@ ELDR_CLONES bool any_negative(const int16_t* x, int64_t n) {
   return bits < 0;
 }
 
-ELDR_CLONES int64_t shift_loop(int32_t* load, const int16_t* x, int32_t sign,
-                               const uint16_t* cost, const uint8_t* survival, int32_t last,
-                               int64_t n, uint8_t* out) {
+// out[i] = table[at[i]]; unrolled, since a look-up costs less than counting it.
+template <typename T>
+inline void look_up(const T* __restrict table, const uint16_t* __restrict at, int64_t n,
+                    T* __restrict out) {
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < n; ++i) out[i] = table[at[i]];
+}
+
+// Look-ups and arithmetic in turns: only without the look-ups does a compiler use wide registers.
+ELDR_CLONES int64_t shift_loop(int32_t* __restrict load, const int16_t* __restrict x, int32_t sign,
+                               const uint16_t* __restrict cost, const uint8_t* __restrict survival,
+                               int32_t last, int64_t n, uint8_t* __restrict out) {
+  constexpr int64_t kChunk = 512;
+  uint16_t at[kChunk], step[kChunk];
   int64_t total = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const int32_t next = load[i] + sign * cost[x[i]];
-    load[i] = next;
-    const uint8_t value = survival[next < last ? (next < 0 ? 0 : next) : last];
-    out[i] = value;
-    total += value;
+  for (int64_t start = 0; start < n; start += kChunk) {
+    const int64_t count = std::min(kChunk, n - start);
+    for (int64_t i = 0; i < count; ++i) at[i] = static_cast<uint16_t>(x[start + i]);
+    look_up(cost, at, count, step);
+    for (int64_t i = 0; i < count; ++i) {
+      const int32_t next = load[start + i] + sign * step[i];
+      load[start + i] = next;
+      at[i] = static_cast<uint16_t>(std::min(std::max(next, 0), last));
+    }
+    look_up(survival, at, count, out + start);
+    int32_t part = 0;
+    for (int64_t i = 0; i < count; ++i) part += out[start + i];
+    total += part;
   }
   return total;
 }
@@ -94,20 +138,40 @@ PyObject* activate(PyObject*, PyObject* args) {
                                          out.data()) != 0);
 }
 
-PyObject* weigh(PyObject*, PyObject* args) {
-  PyObject *counts_o, *weights_o, *out_o;
+PyObject* similarities(PyObject*, PyObject* args) {
+  PyObject *counts_o, *weights_o, *rows_o, *unit_o, *of_o, *out_o;
   double scale;
-  if (!PyArg_ParseTuple(args, "OOdO", &counts_o, &weights_o, &scale, &out_o)) return nullptr;
+  if (!PyArg_ParseTuple(args, "OOdOOOO", &counts_o, &weights_o, &scale, &rows_o, &unit_o, &of_o,
+                        &out_o))
+    return nullptr;
   View<uint32_t> counts(counts_o, "counts");
   if (!counts.ok()) return nullptr;
   View<float> weights(weights_o, "weights");
   if (!weights.ok()) return nullptr;
-  View<int16_t, true> out(out_o, "out");
-  if (!out.ok() || !same_size("weights", weights.size(), counts.size()) ||
-      !same_size("out", out.size(), counts.size()))
+  View<uint8_t> rows(rows_o, "rows");
+  if (!rows.ok()) return nullptr;
+  View<double> unit(unit_o, "unit");
+  if (!unit.ok()) return nullptr;
+  View<int64_t> of(of_o, "of");
+  if (!of.ok()) return nullptr;
+  View<double, true> out(out_o, "out");
+  const int64_t n = counts.size();
+  if (!out.ok() || !same_size("weights", weights.size(), n) ||
+      !same_size("rows", rows.size(), unit.size() * n) ||
+      !same_size("out", out.size(), of.size()) || !are_indices("of", of, unit.size()))
     return nullptr;
-  return PyLong_FromLongLong(weigh_loop(counts.data(), weights.data(), static_cast<float>(scale),
-                                        counts.size(), out.data()));
+  const std::unique_ptr<int16_t[]> x(new (std::nothrow) int16_t[static_cast<size_t>(n)]);
+  if (x == nullptr) return PyErr_NoMemory();
+  const int64_t squares =
+      weigh_loop(counts.data(), weights.data(), static_cast<float>(scale), n, x.get());
+  if (squares == 0) Py_RETURN_FALSE;
+  const double shrink = 1.0 / std::sqrt(static_cast<double>(squares));
+  dot_rows(
+      x.get(), n, of.size(), [&](int64_t i) { return rows.data() + of.data()[i] * n; },
+      [&](int64_t i, int64_t dot) {
+        out.data()[i] = static_cast<double>(dot) * unit.data()[of.data()[i]] * shrink;
+      });
+  Py_RETURN_TRUE;
 }
 
 PyObject* dots(PyObject*, PyObject* args) {
@@ -119,8 +183,9 @@ PyObject* dots(PyObject*, PyObject* args) {
   if (!rows.ok()) return nullptr;
   View<int64_t, true> out(out_o, "out");
   if (!out.ok() || !same_size("rows", rows.size(), out.size() * x.size())) return nullptr;
-  for (int64_t w = 0; w < out.size(); ++w)
-    out.data()[w] = dot(x.data(), rows.data() + w * x.size(), x.size());
+  dot_rows(
+      x.data(), x.size(), out.size(), [&](int64_t w) { return rows.data() + w * x.size(); },
+      [&](int64_t w, int64_t dot) { out.data()[w] = dot; });
   Py_RETURN_NONE;
 }
 
@@ -141,8 +206,9 @@ PyObject* shift(PyObject*, PyObject* args) {
   if (!out.ok() || !same_size("x", x.size(), load.size()) ||
       !same_size("out", out.size(), load.size()) || !same_size("cost", cost.size(), 32768))
     return nullptr;
-  if (survival.size() < 1 || (sign != 1 && sign != -1)) {
-    PyErr_SetString(PyExc_ValueError, "shift: sign must be 1 or -1 and survival not empty");
+  if (survival.size() < 1 || survival.size() > 65536 || (sign != 1 && sign != -1)) {
+    PyErr_SetString(PyExc_ValueError,
+                    "shift: sign must be 1 or -1 and survival of 1 to 65536 elements");
     return nullptr;
   }
   if (any_negative(x.data(), x.size())) {

@@ -73,15 +73,13 @@ class ActivationModel:
         covered = signature.covered
         weight = self.shrinkage.weight(covered)
         out = np.empty(self.geometry.cells, np.int16)
-        counts = np.ascontiguousarray(signature.counts, np.uint32).reshape(-1)
         scale, keep = fixed.P_ONE * weight / covered, fixed.P_ONE * (1.0 - weight)
-        hit = fixed.activation(counts, scale, self._mean, keep, out)
+        hit = fixed.activation(signature.counts, scale, self._mean, keep, out)
         return out if hit else None
 
     def observe(self, signature: Signature) -> None:
         """Adds a request to the running mean; the mean itself moves every few requests."""
-        counts = np.ascontiguousarray(signature.counts, np.uint32)
-        self._pending += counts.reshape(-1)
+        self._pending += signature.counts.reshape(-1)
         self._tokens += signature.covered
         self._age += 1
         # Until the first refresh the mean is uniform; counts stay far below 2^32 in between.

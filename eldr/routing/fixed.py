@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +30,7 @@ U8 = npt.NDArray[np.uint8]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 
 
 def _cost_table() -> npt.NDArray[np.uint16]:
@@ -51,7 +53,7 @@ SURVIVAL = _survival_table()
 
 
 _NEEDED = (
-    *("activate", "weigh", "dots", "shift", "place", "least"),
+    *("activate", "similarities", "dots", "shift", "place", "least", "band"),
     *("assign_exact", "assign_prices"),
 )
 
@@ -81,7 +83,7 @@ def activation(
     """out[i] = min(trunc(counts[i] * scale + (mean[i] * keep + 0.5)), 2^15 - 1), in float32.
 
     Args:
-        counts: uint32 [n], contiguous.
+        counts: uint32, n in all, contiguous.
         scale: 2^15 * weight of the counts.
         mean: float32 [n], what the counts are shrunk towards.
         keep: 2^15 * weight of the mean.
@@ -93,29 +95,47 @@ def activation(
     if native is not None:
         return bool(native.activate(counts, scale, mean, keep, out))
     prior = mean * np.float32(keep) + np.float32(0.5)  # one half, so that truncation rounds
-    value = counts.astype(np.int32).astype(np.float32) * np.float32(scale) + prior
+    value = counts.reshape(-1).astype(np.int32).astype(np.float32) * np.float32(scale) + prior
     out[:] = np.minimum(value, np.float32(P_ONE - 1)).astype(np.int16)
     return bool(counts.any())
 
 
-def weigh(counts: npt.NDArray[np.uint32], weights: F32, scale: float, out: I16) -> int:
-    """out[i] = min(trunc(counts[i] * weights[i] * scale + 0.5), 2^15 - 1), float32 arithmetic.
+def similarities(
+    counts: npt.NDArray[np.uint32],
+    weights: F32,
+    scale: float,
+    rows: U8,
+    unit: F64,
+    of: npt.NDArray[np.intp],
+) -> F64 | None:
+    """Cosines of weighted counts with vectors in fixed point.
+
+    <x, rows[r]> * unit[r] / |x| for every r of `of`, in float64, with
+    x[i] = min(trunc(counts[i] * weights[i] * scale + 0.5), 2^15 - 1) in float32.
 
     Args:
-        counts: uint32 [n], contiguous.
+        counts: uint32, n in all, contiguous.
         weights: float32 [n], >= 0.
         scale: brings the products into int16.
-        out: int16 [n], written.
+        rows: uint8 [W, n], directions.
+        unit: float64 [W], length of the vectors that `rows` stand for, over that of the rows.
+        of: intp [C], rows to compare with.
 
     Returns:
-        The sum of squares of `out`.
+        float64 [C], or None when x is zero.
     """
     if native is not None:
-        return int(native.weigh(counts, weights, scale, out))
-    value = counts.astype(np.int32).astype(np.float32) * weights
+        out = np.empty(len(of))
+        found = native.similarities(counts, weights, scale, rows, unit, of, out)
+        return out if found else None
+    value = counts.reshape(-1).astype(np.int32).astype(np.float32) * weights
     value = value * np.float32(scale) + np.float32(0.5)
-    out[:] = np.minimum(value, np.float32(P_ONE - 1)).astype(np.int16)
-    return int((out.astype(np.int64) ** 2).sum())
+    x = np.minimum(value, np.float32(P_ONE - 1)).astype(np.int16)
+    squares = int((x.astype(np.int64) ** 2).sum())
+    if squares == 0:
+        return None
+    cosines: F64 = dots(x, rows[of]) * unit[of] * np.float64(1.0 / math.sqrt(squares))
+    return cosines
 
 
 def dots(x: I16, rows: U8) -> I64:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eldr.routing import Fleet, RouteRequest, Worker, fixed, make_policy
-from tests.routing.helpers import SMALL, signatures
+from tests.routing.helpers import SMALL, axis_partition, signatures
 
 needs_native = pytest.mark.skipif(fixed.native is None, reason="eldr._native is not built")
 
@@ -57,10 +57,26 @@ def test_native_equals_numpy(plain, cells, workers):
 
 
 @needs_native
+@pytest.mark.parametrize("cells", [1, 17, 255, 257, 6144])
+@pytest.mark.parametrize("of", [[], [0], [6, 0, 3], [1, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6, 2, 2]])
+def test_native_similarities_equal_numpys(plain, cells, of):
+    counts, weights, rows = arrays(cells, cells, 7)
+    unit, of = np.random.default_rng(2).random(7), np.array(of, np.intp)
+    for scale in (1e-7, 1e-3, 0.37):
+        ours = fixed.similarities(counts, weights, scale, rows, unit, of)
+        theirs = plain(fixed.similarities, counts, weights, scale, rows, unit, of)
+        np.testing.assert_array_equal(ours, theirs)
+    weights[:] = 0
+    for call in (lambda f, *a: f(*a), plain):
+        assert call(fixed.similarities, counts, weights, 1.0, rows, unit, of) is None
+
+
+@needs_native
 def test_the_largest_values_do_not_overflow():
     x = np.full(20_000, fixed.P_ONE - 1, np.int16)
-    rows = np.full((2, 20_000), 255, np.uint8)
-    assert fixed.dots(x, rows).tolist() == [20_000 * 255 * (fixed.P_ONE - 1)] * 2
+    for count in range(1, 7):  # whole and broken tiles of rows
+        rows = np.full((count, 20_000), 255, np.uint8)
+        assert fixed.dots(x, rows).tolist() == [20_000 * 255 * (fixed.P_ONE - 1)] * count
 
 
 def test_activation_saturates_just_below_one():
@@ -111,6 +127,19 @@ def test_native_refuses_what_it_cannot_use():
         fixed.native.least(none, one, one, none + 1, 0, one.copy())
     with pytest.raises(ValueError, match="no candidates"):
         fixed.native.least(none, one, one, none[:0], 0, one[:0].copy())
+    with pytest.raises(ValueError, match="no candidates"):
+        fixed.native.band(one[:0], 0.1, none, one, one, none[:0], none[:0].copy())
+    with pytest.raises(IndexError, match="candidate -1"):
+        fixed.native.band(one, 0.1, none, one, one, none - 1, none.copy())
+    with pytest.raises(ValueError, match="similarity"):
+        fixed.native.band(np.ones(2), 0.1, none, one, one, none, none.copy())
+    counts, weights, unit = np.ones(4, np.uint32), np.ones(4, np.float32), np.ones(2)
+    with pytest.raises(IndexError, match=r"of 2: expected \[0, 2\)"):
+        fixed.native.similarities(counts, weights, 1.0, rows, unit, none + 2, one.copy())
+    with pytest.raises(ValueError, match="rows"):
+        fixed.native.similarities(counts, weights, 1.0, rows[:1], unit, none, one.copy())
+    with pytest.raises(ValueError, match="65536"):
+        fixed.native.shift(load, x, 1, fixed.COST, np.zeros(65_537, np.uint8), survival)
     with pytest.raises(ValueError, match="sign"):
         fixed.native.shift(load, x, 2, fixed.COST, fixed.SURVIVAL, survival)
 
@@ -124,28 +153,34 @@ def test_a_library_of_another_version_is_not_used(monkeypatch, caplog):
 
 
 @needs_native
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(["least_requests", "marginal_cost"]),
+    st.sampled_from(["least_requests", "marginal_cost", "locality_band", "nearest_two"]),
     st.integers(0, 2**32 - 1),
     st.lists(st.floats(0.1, 8), min_size=1, max_size=20),
 )
 def test_decisions_with_and_without_native_code_are_the_same(name, seed, weights):
     rng = np.random.default_rng(seed)
     made, _ = signatures(40, seed=seed % 1000)
+    options = {}
+    if name in ("locality_band", "nearest_two"):  # some workers are unknown to the partition
+        known = [f"w{i}" for i in range(int(rng.integers(1, min(16, len(weights)) + 1)))]
+        options["partition"] = axis_partition(known)
+    if name == "locality_band":
+        options["tau"] = float(rng.choice([0.0, 0.05, 0.3, 1.0]))
     plan = [(i, rng.random() < 0.3, rng.random() < 0.8, rng.integers(0, 2000)) for i in range(40)]
     stories = []
     for native in (fixed.native, None):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(fixed, "native", native)
             workers = [Worker(f"w{i}", weight=w) for i, w in enumerate(weights)]
-            fleet = Fleet(make_policy(name), workers, geometry=SMALL, seed=seed)
+            fleet = Fleet(make_policy(name, **options), workers, geometry=SMALL, seed=seed)
             story = []
             for i, gone, has, tokens in plan:
                 signature = made[i] if has else None
                 one = RouteRequest(f"r{i}", signature, prompt_tokens=int(tokens))
-                choice = fleet.reserve(one).choice
-                story.append((choice.slot, choice.scores.tolist(), choice.added_experts))
+                decision = fleet.reserve(one)
+                story.append((str(decision.explain()), decision.choice.scores.tobytes()))
                 if gone:
                     fleet.release(f"r{i // 2}")
             stories.append(story)

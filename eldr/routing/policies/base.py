@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eldr.routing import fixed
-from eldr.routing.decision import Choice, Context, Slots
+from eldr.routing.decision import Choice, Context, Scores, Slots
 from eldr.routing.request import Reason
 from eldr.routing.step_fit import StepSample
 
@@ -43,13 +43,23 @@ def least(context: Context, slots: Slots, load: npt.NDArray[np.float64]) -> int:
     return int(slots[ties[context.draw % len(ties)]])
 
 
-def lightest(context: Context, slots: Slots) -> int:
-    """Index of the least loaded of these slots, the first on a tie."""
+def lightest_within(
+    context: Context, slots: Slots, similarity: Scores, tau: float
+) -> tuple[int, Slots]:
+    """The least loaded of the slots within `tau` of the most similar, the first on a tie.
+
+    Returns:
+        The slot, and all that are as similar, in the order of `slots`.
+    """
     if fixed.native is None:
-        return int(np.argmin(relative_load(context, slots)))
+        inside = slots[similarity >= similarity.max() - tau]
+        return int(inside[relative_load(context, inside).argmin()]), inside
     table = context.table
-    load = np.empty(len(slots))
-    return int(fixed.native.least(table.requests, table.others, table.weight, slots, 0, load))
+    inside = np.empty(len(slots), np.intp)
+    slot, count = fixed.native.band(
+        similarity, tau, table.requests, table.others, table.weight, slots, inside
+    )
+    return slot, inside[:count]
 
 
 def least_requests(context: Context, reason: Reason | None = None) -> Choice:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import numpy as np
@@ -11,42 +10,40 @@ import numpy.typing as npt
 from eldr.routing import fixed
 from eldr.routing.decision import Choice, Context, Scores, Slots
 from eldr.routing.partition import Partition
-from eldr.routing.policies.base import Policy, least_requests, lightest, relative_load
+from eldr.routing.policies.base import Policy, least_requests, lightest_within, relative_load
 from eldr.routing.request import Reason
 from eldr.signature import Signature
 
 
 class _Scorer:
-    """Cosine similarity of a signature to every slot's centroid, in fixed point."""
+    """Cosine similarity of a signature to the candidates' centroids, in fixed point."""
 
     def __init__(self, partition: Partition) -> None:
-        self.geometry = partition.geometry
+        geometry = partition.geometry
+        self.shape = geometry.layers, geometry.experts
         self._weights = partition.weights.reshape(-1).astype(np.float32)
         self._peak = float(self._weights.max())
-        self._rows, self._scale = partition.quantised()
+        self._rows, self._unit = partition.quantised()
         self._row_of = {name: row for row, name in enumerate(partition.names)}
         none = np.zeros(0, np.intp)
         self._known: tuple[Slots, Slots, npt.NDArray[np.intp]] = (none, none, none)
 
-    def rows(self, context: Context) -> tuple[Slots, npt.NDArray[np.intp]]:
+    def known(self, context: Context) -> tuple[Slots, npt.NDArray[np.intp]]:
         """Candidates that have a centroid, and its row; cached until the candidates change."""
-        if self._known[0] is not context.candidates:
+        known = self._known
+        if known[0] is not context.candidates:
             names, slots = context.table.names, context.candidates
             rows = np.array([self._row_of.get(names[slot], -1) for slot in slots], np.intp)
-            self._known = (slots, slots[rows >= 0], rows[rows >= 0])
-        return self._known[1:]
+            known = self._known = (slots, slots[rows >= 0], rows[rows >= 0])
+        return known[1:]
 
-    def similarity(self, signature: Signature) -> Scores | None:
-        """Float64 [centroids] in [0, 1], or None for a signature of no weight at all."""
+    def similarity(self, signature: Signature, rows: npt.NDArray[np.intp]) -> Scores | None:
+        """Float64 [K] in [0, 1] for K centroids; None for a signature of no weight at all."""
         # No count exceeds the covered tokens, so this scale fits int16 and is as fine as it can be.
         scale = (fixed.P_ONE - 1) / (max(signature.covered, 1.0) * self._peak)
-        x = np.empty(self.geometry.cells, np.int16)
-        counts = np.ascontiguousarray(signature.counts, np.uint32).reshape(-1)
-        squares = fixed.weigh(counts, self._weights, scale, x)
-        if squares == 0:
-            return None
-        raw: Scores = fixed.dots(x, self._rows) * self._scale
-        return raw * np.float64(1.0 / math.sqrt(squares))
+        return fixed.similarities(
+            signature.counts, self._weights, scale, self._rows, self._unit, rows
+        )
 
 
 class LocalityBand(Policy):
@@ -92,37 +89,25 @@ class LocalityBand(Policy):
             return least_requests(context, Reason.PARTITION_PAUSED)
         if context.activation is None or signature is None:
             return least_requests(context, context.reason)
-        if signature.counts.shape != (scorer.geometry.layers, scorer.geometry.experts):
+        if signature.counts.shape != scorer.shape:
             return least_requests(context, Reason.GEOMETRY)
-        known, rows = scorer.rows(context)
+        known, rows = scorer.known(context)
         if len(known) == 0:
             return least_requests(context, Reason.NO_CENTROID)
-        similarity = scorer.similarity(signature)
+        similarity = scorer.similarity(signature, rows)
         if similarity is None:
             return least_requests(context, Reason.EMPTY)
-        return self._pick(context, known, similarity[rows])
-
-    def _pick(self, context: Context, slots: Slots, similarity: Scores) -> Choice:
-        inside = (similarity >= similarity.max() - self.tau).nonzero()[0]
-        if len(inside) == 1:
-            return self._answer(context, slots, similarity, inside, int(inside[0]), "nearest")
-        at = int(inside[lightest(context, slots[inside])])
-        return self._answer(context, slots, similarity, inside, at, "band")
-
-    @staticmethod
-    def _answer(
-        context: Context,
-        slots: Slots,
-        similarity: Scores,
-        inside: npt.NDArray[np.intp],
-        at: int,
-        branch: str,
-    ) -> Choice:
-        scores = similarity
-        if len(slots) != len(context.candidates):
+        slot, branch, band = self._pick(context, known, similarity)
+        if len(known) != len(context.candidates):
             scores = np.full(len(context.candidates), np.nan)
-            scores[np.isin(context.candidates, slots)] = similarity
-        return Choice(int(slots[at]), branch, None, scores, slots[inside])
+            scores[np.isin(context.candidates, known)] = similarity
+            similarity = scores
+        return Choice(slot, branch, None, similarity, band)
+
+    def _pick(self, context: Context, slots: Slots, similarity: Scores) -> tuple[int, str, Slots]:
+        """The slot, the rule that chose it, and the slots it was chosen from."""
+        slot, inside = lightest_within(context, slots, similarity, self.tau)
+        return slot, "nearest" if len(inside) == 1 else "band", inside
 
 
 class Nearest(LocalityBand):
@@ -142,10 +127,9 @@ class NearestTwo(LocalityBand):
     def __init__(self, partition: Partition | None = None) -> None:
         super().__init__(partition)
 
-    def _pick(self, context: Context, slots: Slots, similarity: Scores) -> Choice:
-        pair = np.argsort(-similarity, kind="stable")[:2]
-        at = int(pair[lightest(context, slots[pair])])
-        return self._answer(context, slots, similarity, pair, at, "pair")
+    def _pick(self, context: Context, slots: Slots, similarity: Scores) -> tuple[int, str, Slots]:
+        pair = slots[np.argsort(-similarity, kind="stable")[:2]]
+        return int(pair[relative_load(context, pair).argmin()]), "pair", pair
 
 
 class BoundedLoad(LocalityBand):
@@ -159,9 +143,9 @@ class BoundedLoad(LocalityBand):
         super().__init__(partition)
         self.bound = bound
 
-    def _pick(self, context: Context, slots: Slots, similarity: Scores) -> Choice:
+    def _pick(self, context: Context, slots: Slots, similarity: Scores) -> tuple[int, str, Slots]:
         load = relative_load(context, slots)
         room = np.flatnonzero(load <= self.bound * (load.mean() + 1.0))
         at = int(room[np.argmax(similarity[room])])
         branch = "nearest" if similarity[at] == similarity.max() else "overflow"
-        return self._answer(context, slots, similarity, room, at, branch)
+        return int(slots[at]), branch, slots[room]
