@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from eldr.signature import FORMS
+
 ROLES = ("prefill", "decode", "both")
 
 
@@ -27,19 +29,24 @@ class EngineConfig:
             size 255).
         window_steps: decode steps after which the window of `GET /eldr/decode?window=true`
             moves on; it spans the last one to two times that.
+        signature_form: wire form of the signatures, one of `eldr.signature.FORMS`; the others
+            than `exact` are smaller and lose a little.
     """
 
     role: str
     admin: bool = False
     host_store_blocks: int = 0
     window_steps: int = 1000
+    signature_form: str = "exact"
 
     def __post_init__(self) -> None:
-        if self.role not in ROLES:
-            raise EngineConfigError(
-                f'additional_config["eldr"]: role must be one of {", ".join(ROLES)}, '
-                f"got {self.role!r}"
-            )
+        for name, choices in (("role", ROLES), ("signature_form", FORMS)):
+            value = getattr(self, name)
+            if value not in choices:
+                raise EngineConfigError(
+                    f'additional_config["eldr"]: {name} must be one of {", ".join(choices)}, '
+                    f"got {value!r}"
+                )
 
         if not isinstance(self.admin, bool):
             raise EngineConfigError(

@@ -43,6 +43,7 @@ class SchedulerHook:
         self.failed = False
         self._signatures = settings.signatures
         self._decode = settings.decode
+        self._form = settings.signature_form
         self._layout = blocks
         self._uncovered = UncoveredBlocks(blocks.block_size)
         self._open: set[str] = set()
@@ -131,7 +132,7 @@ class SchedulerHook:
         for request, gathered in found.signatures.items():
             if request in self._awaited:
                 self._awaited.discard(request)
-                self._ready[request] = _payload(gathered, found.geometry)
+                self._ready[request] = _payload(gathered, found.geometry, self._form)
         if tracing.ON:
             tracing.pop()
 
@@ -233,9 +234,9 @@ class SchedulerHook:
                 self._uncovered.add_tokens(table, start + sampled - margin, start + 1 + drafts)
 
 
-def _payload(found: Gathered, geometry: Geometry) -> dict[str, Any]:
+def _payload(found: Gathered, geometry: Geometry, form: str) -> dict[str, Any]:
     signature = Signature(found.counts, found.tokens, found.covered / found.tokens)
-    payload = encode(signature, geometry)
+    payload = encode(signature, geometry, form)
     if found.scores is not None:
         payload["scores"] = {"digest": found.scores.digest, "values": found.scores.values}
     return payload

@@ -48,6 +48,11 @@ def test_roles(role, signatures, decode):
         ({"role": "prefill", "host_store_blocks": True}, "must be an integer >= 0, got True"),
         ({"role": "decode", "window_steps": 0}, "must be an integer >= 1, got 0"),
         ({"role": "prefill", "admin": 1}, "admin must be true or false, got 1"),
+        (
+            {"role": "prefill", "signature_form": "4bit"},
+            "signature_form must be one of exact, 8bit, sampled, got '4bit'",
+        ),
+        ({"role": "prefill", "signature_form": ["8bit"]}, "signature_form must be one of"),
         ("prefill", "expected an object"),
         (None, "expected an object"),
     ],
@@ -55,6 +60,13 @@ def test_roles(role, signatures, decode):
 def test_bad_settings_name_the_value(settings, message):
     with pytest.raises(config.EngineConfigError, match=message):
         config.read({"eldr": settings})
+
+
+@pytest.mark.parametrize("form", ["exact", "8bit", "sampled"])
+def test_forms_of_signatures(form):
+    assert config.read({"eldr": {"role": "prefill"}}).signature_form == "exact"
+    settings = config.read({"eldr": {"role": "prefill", "signature_form": form}})
+    assert settings.signature_form == form
 
 
 @pytest.mark.parametrize("changes", [{}, {"mode": 3, "device": "cuda"}])

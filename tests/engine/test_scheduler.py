@@ -19,8 +19,8 @@ ASKS = {"eldr": {"counts": True}}
 class Engine:
     """Just enough of vLLM's scheduler: requests with a block table, and steps."""
 
-    def __init__(self, role="both", block_size=4):
-        self.hook = SchedulerHook(EngineConfig(role), BlockLayout(1, block_size, 100))
+    def __init__(self, role="both", block_size=4, **settings):
+        self.hook = SchedulerHook(EngineConfig(role, **settings), BlockLayout(1, block_size, 100))
         self.requests = {}
         self.tables = {}
         self.finished = set()
@@ -103,6 +103,26 @@ def test_the_prompt_ends_with_its_last_chunk_and_the_answer_carries_the_signatur
     assert params["remote_host"] == "h"
     found = decode(params["eldr"], GEOMETRY)
     assert (found.tokens, found.coverage, found.counts[0].tolist()) == (10, 1.0, [10, 10, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("form", "version", "first_layer"),
+    [
+        ("exact", 1, [300, 300, 0, 0]),
+        ("8bit", 2, [300, 300, 0, 0]),
+        ("sampled", 2, [128, 128, 0, 0]),
+    ],
+)
+def test_the_signature_is_sent_in_the_configured_form(form, version, first_layer):
+    engine = Engine(block_size=300, signature_form=form)
+    engine.add("r", 300, [5])
+    engine.schedule({"r": 300}, new=["r"])
+    engine.receive({"r": gathered(300)})
+    payload = engine.hook.finish(engine.requests["r"], None)["eldr"]
+    found = decode(payload, GEOMETRY)
+    assert payload["v"] == version
+    assert (found.tokens, found.coverage, found.counts[0].tolist()) == (300, 1.0, first_layer)
+    assert found.covered == (128 if form == "sampled" else 300)
 
 
 def test_a_request_that_does_not_ask_is_answered_unchanged():

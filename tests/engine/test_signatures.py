@@ -61,6 +61,19 @@ def test_the_host_store_gives_them_their_signature_back():
     assert seen["coverage_below_1"] == 0
 
 
+SERVE = """
+import json, sys
+from eldr.engine.testing import inprocess
+llm = inprocess.start(sys.argv[1], "v1", max_num_batched_tokens=100,
+                      additional_config={"eldr": json.loads(sys.argv[3])})
+from vllm import SamplingParams
+params = SamplingParams(temperature=0, max_tokens=1,
+                        extra_args={"kv_transfer_params": {"eldr": {"counts": True}}})
+prompts = [{"prompt_token_ids": json.loads(line)["token_ids"]} for line in open(sys.argv[2])]
+print(json.dumps([o.kv_transfer_params["eldr"] for o in llm.generate(prompts, params)]))
+"""
+
+
 @pytest.mark.timeout(1600)
 def test_served_signatures_equal_the_reference_of_another_engine(tmp_path):
     rng = np.random.default_rng(1)
@@ -68,27 +81,17 @@ def test_served_signatures_equal_the_reference_of_another_engine(tmp_path):
     (tmp_path / "p.jsonl").write_text("".join(json.dumps({"token_ids": p}) + "\n" for p in prompts))
     model = str(Path(eldr.__file__).parent / "workload" / "tiny_moe")
     python("-m", "eldr.engine.reference", model, str(tmp_path / "p.jsonl"), str(tmp_path / "r.npz"))
-    script = """
-import json, sys
-from eldr.engine.testing import inprocess
-llm = inprocess.start(sys.argv[1], "v1", max_num_batched_tokens=100,
-                      additional_config={"eldr": {"role": "prefill"}})
-from vllm import SamplingParams
-params = SamplingParams(temperature=0, max_tokens=1,
-                        extra_args={"kv_transfer_params": {"eldr": {"counts": True}}})
-prompts = [{"prompt_token_ids": json.loads(line)["token_ids"]} for line in open(sys.argv[2])]
-print(json.dumps([o.kv_transfer_params["eldr"] for o in llm.generate(prompts, params)]))
-"""
-    done = python("-c", script, model, str(tmp_path / "p.jsonl"))
     from eldr.geometry import Geometry
-    from eldr.signature import decode
+    from eldr.signature import Signature, encode
 
     reference = np.load(tmp_path / "r.npz", allow_pickle=False)
     geometry = Geometry(*map(int, reference["geometry"]))
-    payloads = last_line(done)
-    assert len(payloads) == len(prompts)
-    for payload, counts in zip(payloads, reference["counts"], strict=True):
-        np.testing.assert_array_equal(decode(payload, geometry).counts, counts)
+    for form in ("exact", "sampled"):
+        settings = json.dumps({"role": "prefill", "signature_form": form})
+        payloads = last_line(python("-c", SERVE, model, str(tmp_path / "p.jsonl"), settings))
+        assert len(payloads) == len(prompts)
+        for payload, prompt, counts in zip(payloads, prompts, reference["counts"], strict=True):
+            assert payload == encode(Signature(counts, len(prompt)), geometry, form)
 
 
 @pytest.mark.timeout(1600)
