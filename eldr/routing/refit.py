@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +15,8 @@ from eldr.routing.clustering import refine
 from eldr.routing.cost import StepCost
 from eldr.routing.fit import normalise
 from eldr.routing.partition import Partition
-from eldr.routing.policies.locality import LocalityBand
 from eldr.routing.step_fit import prior
 from eldr.signature import Signature
-
-_log = logging.getLogger(__name__)
 
 
 class Window:
@@ -40,15 +35,19 @@ class Window:
         """Appends; the oldest goes when the window is full."""
         self._held.append(signature)
 
+    def signatures(self) -> list[Signature]:
+        """What it holds, the oldest first."""
+        return list(self._held)
+
     def counts(self) -> npt.NDArray[np.uint32]:
         """A copy, uint32 [N, L, E]."""
-        held = list(self._held)
+        held = self.signatures()
         shape = (len(held), self.geometry.layers, self.geometry.experts)
         return np.stack([s.counts for s in held]) if held else np.zeros(shape, np.uint32)
 
     def activation(self) -> npt.NDArray[np.float64]:
         """Share of a prompt's tokens that use each expert, float64 [N, L*E]."""
-        held = list(self._held)
+        held = self.signatures()
         flat = self.counts().reshape(len(held), -1).astype(np.float64)
         covered = np.array([max(s.covered, 1.0) for s in held])
         return np.asarray(flat / covered[:, None])
@@ -201,66 +200,3 @@ def remap(old: Partition, names: Sequence[str], window: Window | None = None) ->
             sharing[row] += 1.0
         rows.append(row)
     return replace(old, names=tuple(names), centroids=old.centroids[rows])
-
-
-class Refitter:
-    """Keeps a policy's partition fitted to a window, in its own thread or step by step.
-
-    Attributes:
-        refits, failures: how often a refit replaced the partition, or failed and kept it.
-        last: the last drift that was measured, None before.
-    """
-
-    def __init__(
-        self, policy: LocalityBand, window: Window, *, least: int = 64, batch: float = 16.0
-    ) -> None:
-        self._policy, self._window = policy, window
-        self._least, self._batch = least, batch
-        self.refits = self.failures = 0
-        self.last: Drift | None = None
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def step(self) -> bool:
-        """One cycle: measure, refit if drifted, pause the policy while the estimate is negative.
-
-        Returns:
-            Whether the partition was replaced. A fit that fails keeps the old one and is counted.
-        """
-        partition = self._policy.partition
-        if partition is None or len(self._window) < max(self._least, partition.workers):
-            return False
-        try:
-            self.last = measure_drift(partition, self._window, batch=self._batch)
-            replaced = self.last.drifted
-            if replaced:
-                partition = refit(partition, self._window)
-                self._policy.use(partition)
-                self.refits += 1
-                self.last = measure_drift(partition, self._window, batch=self._batch)
-        except ValueError as error:
-            self.failures += 1
-            _log.warning("refit failed, the old partition stays: %s", error)
-            return False
-        self._policy.paused = self.last.gain < 0
-        return replaced
-
-    def start(self, interval: float = 5.0) -> None:
-        """Runs `step` every `interval` seconds in a daemon thread until `stop`."""
-        if self._thread is not None:
-            raise RuntimeError("refitter: started already")
-
-        def loop() -> None:
-            while not self._stop.wait(interval):
-                self.step()
-
-        self._thread = threading.Thread(target=loop, name="eldr-refit", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends the thread and waits for a running step."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self._stop.clear()

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from eldr.routing import fit_partition, make_policy
-from eldr.routing.refit import Refitter, Window, align, measure_drift, refit, remap
+from eldr.routing.refit import Window, align, measure_drift, refit, remap
+from eldr.routing.refitter import Refitter
 from eldr.signature import Signature
 from tests.routing.helpers import SMALL, axis_partition, only, recorded, signatures
 
@@ -97,14 +98,31 @@ def test_the_refitter_replaces_pauses_and_survives_failures(fitted):
     assert refitter.step()
     assert refitter.refits == 1
     assert policy.partition is not fitted
-    assert policy.paused == (refitter.last.gain < 0)
-    held.add(Signature(np.zeros((3, 16), np.uint32), 5))
-    for signature in signatures(80, seed=21)[0]:
-        held.add(signature)
+    assert policy.partition.names == fitted.names
+    assert not policy.paused
+    assert refitter.last.gain >= 0
     kept = policy.partition
+    assert not refitter.step()  # no drift any more
+    for _ in range(1024):
+        held.add(Signature(np.zeros((3, 16), np.uint32), 5))
     assert not refitter.step()
-    assert refitter.failures == 1
+    assert (refitter.refits, refitter.failures) == (1, 1)
     assert policy.partition is kept
+
+
+def test_load_decides_while_no_partition_promises_a_gain(fitted):
+    """Every request alike: whoever is nearest to them would serve all of them alone."""
+    policy = make_policy("locality_band", partition=fitted)
+    held = window([only(3)] * 80)
+    refitter = Refitter(policy, held)
+    assert not refitter.step()
+    assert policy.partition is fitted
+    assert policy.paused
+    assert refitter.last.gain < 0
+    for signature in signatures(1024)[0]:
+        held.add(signature)
+    assert not refitter.step()  # what it was fitted to is back
+    assert not policy.paused
 
 
 def test_the_thread_stops_when_told(fitted):
