@@ -74,7 +74,7 @@ def domain_pools(shares: Mapping[str, float], names: Sequence[str]) -> dict[str,
     """Splits workers among domains in proportion to their shares (largest remainder).
 
     Domains whose share is less than one worker's are served by one pool together, as the paper
-    does (arXiv 2607.00466).
+    does (arXiv 2607.00466); by all workers, when the larger domains leave none.
 
     Raises:
         ValueError: no workers, no domains, or shares that are negative or sum to zero.
@@ -85,7 +85,7 @@ def domain_pools(shares: Mapping[str, float], names: Sequence[str]) -> dict[str,
     large = {d: s / total * len(names) for d, s in shares.items() if s * len(names) >= total}
     small = [d for d in shares if d not in large]
     quota = dict(large)
-    if small:
+    if small and len(large) < len(names):
         quota[""] = sum(shares[d] for d in small) / total * len(names)
     keys = list(quota)
     exact = np.array([quota[k] for k in keys])
@@ -97,5 +97,5 @@ def domain_pools(shares: Mapping[str, float], names: Sequence[str]) -> dict[str,
         given[np.argmax(exact - given)] += 1
     starts = np.concatenate([[0], np.cumsum(given)])
     pools = {k: tuple(names[starts[i] : starts[i + 1]]) for i, k in enumerate(keys)}
-    rest = pools.pop("", ())
+    rest = pools.pop("", tuple(names))
     return {d: pools.get(d, rest) for d in shares}
