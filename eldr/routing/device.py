@@ -16,7 +16,7 @@ import torch
 
 from eldr.geometry import Geometry
 from eldr.routing import activation as model
-from eldr.routing import fixed
+from eldr.routing import fixed, lengths
 from eldr.routing.activation import Shrinkage
 from eldr.routing.cost import StepCost
 from eldr.routing.partition import Partition
@@ -83,6 +83,8 @@ class DeviceRouter:
         self._pending = torch.zeros(cells, dtype=torch.float64, **where)
         self._tokens = torch.zeros((), dtype=torch.float64, **where)
         self._age = torch.zeros((), dtype=torch.int64, **where)
+        self._length_sum = torch.zeros((), dtype=torch.int64, **where)
+        self._length_count = torch.zeros((), dtype=torch.int64, **where)
         self._band = None if partition is None else self._centroids(partition, count, device)
 
     def _centroids(
@@ -100,7 +102,14 @@ class DeviceRouter:
             float(weights.max()),
         )
 
-    def route(self, counts: Tensor, tokens: Tensor, slots: Tensor, kv: Tensor) -> Tensor:
+    def route(
+        self,
+        counts: Tensor,
+        tokens: Tensor,
+        slots: Tensor,
+        kv: Tensor,
+        new_tokens: Tensor | None = None,
+    ) -> Tensor:
         """Chooses a worker for each request, in order, and commits each before the next.
 
         Args:
@@ -109,6 +118,8 @@ class DeviceRouter:
             slots: [R] int64 in [0, capacity), where a request's row is kept until it is released;
                 free slots. Negative = padding, ignored.
             kv: [R] int64, KV tokens of each request.
+            new_tokens: [R] int64, predicted tokens to decode, below 1 = unknown; None = all
+                unknown. marginal_cost weighs the other requests by them.
 
         Returns:
             int64 [R] workers, -1 for padding.
@@ -116,7 +127,8 @@ class DeviceRouter:
         flat = counts.reshape(len(counts), -1)
         out = torch.empty_like(slots)
         for i in range(len(flat)):
-            out[i] = self._one(flat[i], tokens[i], slots[i], kv[i])
+            new = None if new_tokens is None else new_tokens[i]
+            out[i] = self._one(flat[i], tokens[i], slots[i], kv[i], new)
         return out
 
     def release(self, slots: Tensor) -> None:
@@ -130,14 +142,17 @@ class DeviceRouter:
             self._count(home, -1, -kv, live)
             self._home.index_copy_(0, slot[None], torch.where(live, -1, home)[None])
 
-    def _one(self, counts: Tensor, tokens: Tensor, slot: Tensor, kv: Tensor) -> Tensor:
+    def _one(
+        self, counts: Tensor, tokens: Tensor, slot: Tensor, kv: Tensor, new: Tensor | None
+    ) -> Tensor:
         live = slot >= 0
         any_hit = (counts != 0).any() & (tokens > 0)
         x = self._activation(counts, tokens) * any_hit.to(torch.int16)
         load = (self.requests + self.others) / self.weight
         lightest = torch.where(self.open, load, torch.inf).argmin()
         if self._band is None:
-            best = self._cheapest(x, kv, load)
+            hedge = self._terms[8] if new is None else self._terms[8] * self._relative(new, live)
+            best = self._cheapest(x, kv, load, hedge)
         else:
             best = self._nearest(counts, tokens, load)
         worker = torch.where(any_hit, best, lightest)
@@ -163,10 +178,24 @@ class DeviceRouter:
         """Integers below 2^53 in float64: exact in any order of summation."""
         return rows.to(torch.float64) @ x.to(torch.float64)
 
-    def _cheapest(self, x: Tensor, kv: Tensor, load: Tensor) -> Tensor:
+    def _relative(self, new: Tensor, live: Tensor) -> Tensor:
+        """`Lengths.relative` of a prediction, float64, then `Lengths.add` of it if it is live."""
+        known = new >= 1
+        # An exact product, so that the quotient is rounded once, as Python's is.
+        ratio = (new * self._length_count).to(torch.float64) / self._length_sum.clamp(min=1)
+        ratio = ratio.clamp(lengths.LEAST, lengths.MOST)
+        found = torch.where(known & (self._length_count >= lengths.ENOUGH), ratio, 1.0)
+        self._length_sum += new * (known & live)
+        self._length_count += known & live
+        full = (self._length_count >= lengths.WINDOW).to(torch.int64)
+        self._length_sum >>= full
+        self._length_count >>= full
+        return found
+
+    def _cheapest(self, x: Tensor, kv: Tensor, load: Tensor, hedge: Tensor) -> Tensor:
         idle = self.survival.sum(dim=1, dtype=torch.int64)
         t = [*self._terms.unbind()]
-        t[7] = kv.to(torch.float64)
+        t[7], t[8] = kv.to(torch.float64), hedge
         total = increase(
             t, self.power, self._dots(x, self.survival), idle,
             self.requests, self.others, self.kv_tokens, self.weight,

@@ -5,7 +5,7 @@ from __future__ import annotations
 # When this many lengths were seen, all weigh half.
 WINDOW = 2048
 # Below this many a mean says little.
-_ENOUGH = 16
+ENOUGH = 16
 # A factor between these bounds: lengths are predictions, and spread over three decades.
 LEAST, MOST = 0.5, 2.0
 
@@ -28,6 +28,6 @@ class Lengths:
 
     def relative(self, tokens: int | None) -> float:
         """What share of the mean `tokens` is, in [LEAST, MOST]; 1 while either is unknown."""
-        if tokens is None or tokens < 1 or self._count < _ENOUGH:
+        if tokens is None or tokens < 1 or self._count < ENOUGH:
             return 1.0
         return min(MOST, max(LEAST, tokens * self._count / self._sum))

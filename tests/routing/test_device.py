@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from eldr.routing import Fleet, StepCost, Worker, fit_partition, make_policy
+from eldr.routing import Fleet, StepCost, Worker, fit_partition, lengths, make_policy
 from tests.routing.helpers import SMALL, recorded, request, signatures
 
 torch = pytest.importorskip("torch")
@@ -71,6 +71,33 @@ def test_same_choices_as_the_fleet(policy, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_predicted_lengths_weigh_as_in_the_fleet(device, monkeypatch):
+    monkeypatch.setattr(lengths, "WINDOW", 50)  # old ones fade during the test
+    fleet, router = pair("marginal_cost", device)
+    _, blind = pair("marginal_cost", device)
+    rng, differ = np.random.default_rng(2), 0
+    for start in range(0, 160, 4):
+        batch = signatures(4, seed=start)[0]
+        new = rng.choice([-3, 0, 1, 40, 300, 5000], 4)
+        slots = [start % 64 + i for i in range(4)]
+        args = tensors(batch, slots, device)
+        if start >= 64:
+            for one in (router, blind):
+                one.release(args[2])
+            for i in range(4):
+                fleet.release(f"r{start - 64 + i}")
+        got = router.route(*args, torch.tensor(new, device=device)).tolist()
+        differ += got != blind.route(*args).tolist()
+        for i, signature in enumerate(batch):
+            known = None if new[i] < 0 else int(new[i])
+            decision = fleet.reserve(request(start + i, signature, new_tokens=known))
+            assert decision.worker.name == NAMES[got[i]], (start, i)
+    assert differ  # the lengths decided something
+    held = fleet._table.lengths
+    assert (int(router._length_sum), int(router._length_count)) == (held._sum, held._count)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_padding_empty_rows_and_closed_workers(device):
     _, router = pair("marginal_cost", device)
     router.open[0] = False
@@ -91,7 +118,8 @@ def test_padding_empty_rows_and_closed_workers(device):
 def test_a_captured_graph_routes_like_eager_code():
     _, eager = pair("marginal_cost", "cuda")
     _, captured = pair("marginal_cost", "cuda")
-    static = [t.clone() for t in tensors(signatures(4)[0], [-1] * 4, "cuda")]
+    new = torch.tensor([-1, 20, 100, 900], device="cuda")
+    static = [t.clone() for t in (*tensors(signatures(4)[0], [-1] * 4, "cuda"), new)]
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         captured.route(*static)  # padding: warms up without a trace
@@ -101,7 +129,7 @@ def test_a_captured_graph_routes_like_eager_code():
         out = captured.route(*static)
     for step in range(6):
         slots = list(range(4 * step, 4 * step + 4))
-        fresh = tensors(signatures(4, seed=step)[0], slots, "cuda")
+        fresh = [*tensors(signatures(4, seed=step)[0], slots, "cuda"), new.roll(step)]
         for target, source in zip(static, fresh, strict=True):
             target.copy_(source)
         graph.replay()
