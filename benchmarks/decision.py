@@ -98,6 +98,7 @@ def main() -> int:
     parser.add_argument("--decisions", type=int, default=2000)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    load = os.getloadavg()[0]
     made = signatures(256)
     rows = [
         measure(policy, workers, args.decisions, made)
@@ -107,6 +108,7 @@ def main() -> int:
     report = {
         "command": "python -m benchmarks.decision --json",
         "machine": machine(),
+        "load_average": round(load, 1),
         "date": datetime.date.today().isoformat(),
         "geometry": str(GEOMETRY),
         **fixed.describe(),

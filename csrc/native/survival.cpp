@@ -38,7 +38,7 @@ ELDR_CLONES int64_t weigh_loop(const uint32_t* counts, const float* weights, flo
     v = v < kTop ? v : kTop;
     const int32_t x = static_cast<int32_t>(v);
     out[i] = static_cast<int16_t>(x);
-    total += static_cast<int64_t>(x) * x;
+    total += x * x;  // below 2^30: only the sum needs wide registers
   }
   return total;
 }
