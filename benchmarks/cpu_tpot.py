@@ -133,6 +133,15 @@ def fit(rows: Sequence[Measured], clock: str) -> dict[str, Any]:
     return out
 
 
+def fits(rows: Sequence[Measured], clock: str) -> dict[str, Any]:
+    """`fit` of all batches, and of the sweep's alone, which spread evenly from few experts to many.
+
+    R^2 grows with that spread: the policies' batches are alike, so noise is more of their variance.
+    """
+    swept = [r for r in rows if r.batch.policy == SWEEP]
+    return {"all": fit(rows, clock), "sweep": fit(swept, clock)}
+
+
 def smooth(rows: Sequence[Measured], clock: str) -> dict[Batch, float]:
     """Step times in ms as the fit gives them, from the counted experts and the batch size."""
     known = fit(rows, clock)["distinct_and_batch"]["ms"]
@@ -208,11 +217,11 @@ def run(args: argparse.Namespace, model: Path, trace: ExpertTrace) -> dict[str, 
         "calibration": {
             "r2": known.r2,
             "ms": {"base": 1e3 * cost.base, "expert": 1e3 * cost.expert * layers,
-                   "kv": 1e3 * cost.kv, "request": 1e3 * cost.request},
+                   "request": 1e3 * cost.request},
         },
         "simulated": {p: {**e, "ratio": e["p50"] / expected[BASE]["p50"]}
                       for p, e in expected.items()},
-        "fit": {clock: fit(rows + swept, clock) for clock in CLOCKS},
+        "fit": {clock: fits(rows + swept, clock) for clock in CLOCKS},
         "policies": {clock: ratios(rows, clock) for clock in CLOCKS},
         "batches": [
             {"moment": r.batch.moment, "worker": r.batch.worker, "policy": r.batch.policy,
@@ -224,14 +233,19 @@ def run(args: argparse.Namespace, model: Path, trace: ExpertTrace) -> dict[str, 
 
 
 def verdict(found: dict[str, Any]) -> dict[str, Any]:
-    """The bars: R^2 of the fit, and the better of our policies."""
+    """The bars: R^2 of the fit of all batches, and the better of our policies.
+
+    `r2_distinct` is that of the distinct experts without the batch size, for all and for the sweep.
+    """
     clock = found["clock"]
     policies = found["policies"][clock]
     best = min(OURS, key=lambda p: float(policies[p]["ratio"]))
-    r2 = found["fit"][clock]["distinct_and_batch"]["r2"]
+    fitted = found["fit"][clock]
+    r2 = fitted["all"]["distinct_and_batch"]["r2"]
     ratio, interval = policies[best]["ratio"], policies[best]["interval"]
     return {
         "r2": r2,
+        "r2_distinct": {which: f["distinct"]["r2"] for which, f in fitted.items()},
         "best": best,
         "ratio": ratio,
         "interval": interval,
@@ -244,7 +258,7 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=4096, help="units of an expert")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--batch", type=float, default=16.0, help="mean batch of a worker")
-    parser.add_argument("--moments", type=int, default=6)
+    parser.add_argument("--moments", type=int, default=12)
     parser.add_argument("--steps", type=int, default=8, help="timed steps of a batch in a round")
     parser.add_argument("--rounds", type=int, default=2, help="times that every batch is measured")
     parser.add_argument("--seed", type=int, default=0)
@@ -272,6 +286,10 @@ def main() -> int:
         },
         "date": time.strftime("%Y-%m-%d"),
         "load_average": os.getloadavg()[1],
+        "parameters": {
+            name: getattr(args, name)
+            for name in ("width", "workers", "batch", "moments", "steps", "rounds", "seed")
+        },
         "weights_mb": wide.total_bytes / 1e6,
         "seconds": time.monotonic() - started,
         "verdict": verdict(found),

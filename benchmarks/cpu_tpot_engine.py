@@ -27,13 +27,12 @@ class Batch:
 
 @dataclass(slots=True)
 class Measured:
-    """The timed steps of a batch, over all its turns: ms by clock, experts per layer, KV tokens."""
+    """The timed steps of a batch, over all its turns: ms by clock, distinct experts per layer."""
 
     batch: Batch
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     distinct: list[float] = field(default_factory=list)
-    kv: list[float] = field(default_factory=list)
 
     @property
     def requests(self) -> int:
@@ -45,14 +44,18 @@ class Measured:
         return float(np.median(getattr(self, clock)))
 
     def sample(self, clock: str, layers: int) -> StepSample:
-        """As a worker's counters would report these steps, at their median time."""
+        """As a worker's counters would report these steps, at their median time.
+
+        Without KV tokens: every request here holds about as many, so they go with the batch size,
+        and a coefficient of their own would say nothing of other lengths.
+        """
         n = len(self.distinct)
         return StepSample(
             steps=n,
             seconds=n * self.ms(clock) / 1e3,
             requests=float(n * self.requests),
             distinct=float(sum(self.distinct)) * layers,
-            kv_tokens=float(sum(self.kv)),
+            kv_tokens=0.0,
         )
 
 
@@ -73,13 +76,18 @@ class Engine:
         self._trace, self._sent = trace, 0
 
     def decode(self, into: Measured, steps: int) -> None:
-        """Decodes the batch's requests together until `steps` steps held all of them."""
+        """Decodes the batch's requests together until `steps` steps held all of them.
+
+        A request starts as a decode worker gets it, with the prompt and the first token. The prefix
+        cache holds whole blocks and never the last token: a recorded prompt that ends with a block
+        is computed once, in the first batch that holds it, and afterwards that one token is.
+        """
         from vllm import SamplingParams
 
         engine, rows, names = self._llm.llm_engine, into.batch.rows, []
         for row in rows:
             start = self._trace.offsets[row]
-            prompt = self._trace.tokens[start : self._trace.cuts[row]].tolist()
+            prompt = self._trace.tokens[start : self._trace.cuts[row] + 1].tolist()
             self._sent += 1
             names.append(f"r{self._sent}")
             # No seed of its own: vLLM 0.32 cannot rewind a CPU generator after a chunk of a prompt.
@@ -101,7 +109,6 @@ class Engine:
             into.wall.append(wall * 1e3)
             into.cpu.append(cpu * 1e3)
             into.distinct.append(distinct / len(after["distinct"]))
-            into.kv.append(after["kv_tokens"] - before["kv_tokens"])
         engine.abort_request(names)
         while engine.has_unfinished_requests():
             engine.step()

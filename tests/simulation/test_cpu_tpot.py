@@ -36,7 +36,6 @@ def measured(batches, noise, seed=0):
             row.cpu.append(1e3 * seconds)
             row.wall.append(2e3 * seconds)
             row.distinct.append(distinct)
-            row.kv.append(200.0 * len(batch.rows))
         rows.append(row)
     return rows
 
@@ -100,13 +99,14 @@ def test_the_verdict_asks_for_both_bars(work):
     rows = measured([*made, *extra], 0.02)
     found = {
         "clock": "cpu",
-        "fit": {"cpu": cpu_tpot.fit(rows, "cpu")},
+        "fit": {"cpu": cpu_tpot.fits(rows, "cpu")},
         "policies": {"cpu": cpu_tpot.ratios(rows, "cpu")},
     }
     verdict = cpu_tpot.verdict(found)
     assert verdict["best"] == "locality_band:tau=0.1"
     assert verdict["bars_met"]
-    found["fit"]["cpu"]["distinct_and_batch"]["r2"] = 0.89
+    assert set(verdict["r2_distinct"]) == {"all", "sweep"}
+    found["fit"]["cpu"]["all"]["distinct_and_batch"]["r2"] = 0.89
     assert not cpu_tpot.verdict(found)["bars_met"]
 
 
