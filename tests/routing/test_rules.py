@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from eldr.geometry import Geometry
-from eldr.routing import Fleet, Partition, Reason, StepCost, StepSample, Worker, make_policy
+from eldr.routing import Fleet, Partition, Reason, StepCost, StepSample, Worker, fixed, make_policy
 from eldr.routing.decision import Context
 from eldr.routing.policies.affinity import SessionAffinity, domain_pools
 from eldr.routing.policies.balance import LeastKv, LeastRequests, PowerOfTwo, Random
@@ -167,6 +167,26 @@ def test_similarity_is_the_weighted_cosine_to_a_thousandth():
         np.testing.assert_allclose(scores, wanted, atol=1e-3)
 
 
+@pytest.mark.parametrize(("tokens", "coverage", "covered"), [(1, 1.0, 1), (1, 0.5, 1), (9, 1.0, 9)])
+def test_counts_fill_int16_whatever_the_prompt_s_length(tokens, coverage, covered):
+    """To the bit: the device's router and other versions must find the same cosines."""
+    partition = axis_partition(NAMES)
+    partition.idf[:] = np.random.default_rng(5).uniform(0.2, 5, (3, 16))
+    fleet = build(LocalityBand(partition))
+    counts = np.random.default_rng(6).integers(0, tokens + 1, (3, 16)).astype(np.uint32)
+    rows, unit = partition.quantised()
+    scale = 32767 / (covered * float(partition.idf.max()))
+    wanted = fixed.similarities(counts, partition.idf.reshape(-1), scale, rows, unit, np.arange(4))
+    scores = choose(fleet, signature=Signature(counts, tokens, coverage)).scores
+    np.testing.assert_array_equal(scores, wanted)
+
+
+def test_a_signature_that_the_fleet_does_not_use_is_not_compared():
+    fleet = build(LocalityBand(axis_partition(NAMES)))
+    decision = fleet.reserve(request(0, Signature(only(1).counts, 50, 0.4)))
+    assert (decision.reason, decision.branch) == (Reason.LOW_COVERAGE, "fallback")
+
+
 def test_hits_without_weight_are_no_similarity():
     partition = axis_partition(NAMES)
     partition.idf[:, 7] = 0.0
@@ -184,8 +204,10 @@ def test_a_partition_of_another_geometry_says_so():
 def test_a_partition_may_be_prepared_ahead():
     policy = LocalityBand()
     partition = axis_partition(NAMES)
-    policy.use(partition, policy.prepare(partition))
+    prepared = policy.prepare(partition)
+    policy.use(partition, prepared)
     assert policy.partition is partition
+    assert policy._scorer is prepared is not None
     choice = choose(build(policy), signature=only(2))
     assert (choice.slot, choice.reason, choice.branch) == (2, None, "nearest")
 

@@ -303,6 +303,7 @@ def test_turns_follow_weights_one_by_one():
 def test_kv_tokens_are_the_caller_s_or_the_signature_s(prompt, signed, wanted):
     one = RouteRequest("r", only(1) if signed else None, prompt_tokens=prompt)
     assert one.kv_tokens == wanted
+    assert RouteRequest("r").prompt_tokens == 0
 
 
 @pytest.mark.parametrize("name", ["requests", "kv_tokens"])
