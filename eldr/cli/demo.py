@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
 _EPILOG = """\
 Starts one prefill and three decode workers (real vLLM on the CPU, NIXL), records and fits a
@@ -41,8 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the demo; 0 done, 1 a check or a process failed, 2 usage, 130 interrupted."""
     from eldr.demo.config import DemoConfig
-    from eldr.demo.console import Console
-    from eldr.demo.processes import ProcessFailed
+    from eldr.demo.outcome import conclude
     from eldr.demo.run import run_demo
 
     try:
@@ -57,30 +53,4 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"eldr demo: {error}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, _interrupt)
-    console = Console()
-    try:
-        result = run_demo(config, console)
-    except KeyboardInterrupt:
-        console.say("interrupted: everything that was started has been stopped")
-        return 130
-    except (ProcessFailed, RuntimeError, ValueError, OSError) as error:
-        console.say(f"failed: {error}")
-        return 1
-    table = result.pop("table")
-    print(json.dumps(result) if args.json else f"\n{table}\n\n{result['conclusion']}")
-    return 0 if _checks_hold(result["checks"]) else 1
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """SIGTERM stops the children the way Ctrl-C does."""
-    raise KeyboardInterrupt
-
-
-def _checks_hold(checks: dict[str, int]) -> bool:
-    return (
-        bool(checks["outputs_equal"])
-        and checks["prompt_tokens_recomputed"] == 0
-        and checks["prompt_tokens_transferred"] > 0
-        and checks["signature_mismatches"] == 0
-    )
+    return conclude(lambda console: run_demo(config, console), as_json=args.json)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from eldr.demo.config import MODEL_NAME
-from eldr.demo.http import counter, post_json
+from eldr.demo.http import post_json
 
 _OUTPUT_TOKENS = 32
 
@@ -33,18 +33,6 @@ def compare_outputs(
             different.append(prompt)
         progress(done)
     return OutputCheck(len(prompts), tuple(different))
-
-
-def recomputed_prompt_tokens(decode: Sequence[str]) -> int:
-    """Prompt tokens that the decode workers computed themselves instead of receiving their KV."""
-    name = "vllm:prompt_tokens_by_source_total"
-    return int(sum(counter(url, name, source="local_compute") for url in decode))
-
-
-def transferred_prompt_tokens(decode: Sequence[str]) -> int:
-    """Prompt tokens whose KV came from the prefill worker; 0 would make the check above empty."""
-    name = "vllm:prompt_tokens_by_source_total"
-    return int(sum(counter(url, name, source="external_kv_transfer") for url in decode))
 
 
 def signature_mismatches(recorded: Path, reference: Path) -> tuple[int, int]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from eldr.demo.load import Timing
 
 Floats = npt.NDArray[np.float64]
+Batches = Mapping[int, tuple[int, int]]  # batch size -> (steps, experts read over all layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class DecodeCounters:
     seconds: float
     distinct: Floats
     use: Floats
-    by_batch: Mapping[int, tuple[int, int]]
+    by_batch: Batches
 
     @classmethod
     def parse(cls, answer: Mapping[str, Any]) -> DecodeCounters:
@@ -79,7 +80,7 @@ class PolicyResult:
     max_over_mean_load: float
     wall_seconds: float
     use_share: Floats
-    by_batch: Mapping[int, tuple[int, int]]
+    by_batch: Batches
 
     def summary(self) -> dict[str, Any]:
         """The policy's object in summary.json."""
@@ -130,11 +131,11 @@ def policy_result(
         max_over_mean_load=load_skew(timings, decisions, len(workers)),
         wall_seconds=max(t.end for t in timings) - min(t.start for t in timings),
         use_share=np.stack([w.use / max(w.steps, 1) for w in workers]),
-        by_batch=_sum_by_batch(workers),
+        by_batch=sum_by_batch(workers),
     )
 
 
-def saving_at_equal_batch(policy: PolicyResult, peer: PolicyResult) -> float | None:
+def saving_at_equal_batch(policy: Batches, peer: Batches) -> float | None:
     """Percent fewer experts per step than `peer` over the batch sizes that both ran.
 
     A larger batch reads more experts whoever is in it, so the plain means also compare batch
@@ -142,15 +143,16 @@ def saving_at_equal_batch(policy: PolicyResult, peer: PolicyResult) -> float | N
     None if the runs share no batch size.
     """
     ours = theirs = 0.0
-    for batch in policy.by_batch.keys() & peer.by_batch.keys():
-        (steps, reads), (peer_steps, peer_reads) = policy.by_batch[batch], peer.by_batch[batch]
+    for batch in policy.keys() & peer.keys():
+        (steps, reads), (peer_steps, peer_reads) = policy[batch], peer[batch]
         weight = min(steps, peer_steps)
         ours += weight * reads / steps
         theirs += weight * peer_reads / peer_steps
     return 100 * (1 - ours / theirs) if theirs else None
 
 
-def _sum_by_batch(workers: Sequence[DecodeCounters]) -> dict[int, tuple[int, int]]:
+def sum_by_batch(workers: Sequence[DecodeCounters]) -> Batches:
+    """Steps and experts read, over all workers, for each batch size."""
     total: dict[int, tuple[int, int]] = {}
     for worker in workers:
         for batch, (steps, reads) in worker.by_batch.items():

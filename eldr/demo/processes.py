@@ -9,7 +9,8 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,7 @@ from eldr.demo.console import Console
 
 _ERROR_LINE = re.compile(r"error|exception|traceback|cannot|refused", re.IGNORECASE)
 _STOP_GRACE = 20.0  # seconds between SIGTERM and SIGKILL
+_PAUSE = 0.5  # seconds between two looks at what is waited for
 _LOG_TAIL = 64_000  # bytes of a log that are searched for its last error
 
 
@@ -63,13 +65,8 @@ class Supervisor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # A second Ctrl-C must not leave half of them running.
-        previous = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with uninterrupted():
             self.stop(*self._children)
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
     def start(
         self,
@@ -110,25 +107,41 @@ class Supervisor:
         Raises:
             ProcessFailed: one of them ended, or `timeout` seconds passed.
         """
+        self.wait(
+            children,
+            lambda child: None if _healthy(child.url) else f"answer {child.url}/health",
+            timeout,
+        )
+
+    def wait(
+        self, children: Sequence[Child], missing: Callable[[Child], str | None], timeout: float
+    ) -> None:
+        """Returns when nothing is missing any more.
+
+        Args:
+            children: that are waited for.
+            missing: what a child has yet to do, as words after "did not"; None once it has.
+            timeout: seconds.
+
+        Raises:
+            ProcessFailed: one of them ended, or `timeout` seconds passed.
+        """
         deadline = time.monotonic() + timeout
-        waiting = list(children)
-        while waiting:
-            for child in waiting:
+        while True:
+            for child in children:
                 self.check_alive(child)
-            waiting = [child for child in waiting if not _healthy(child.url)]
+            waiting = {child.name: words for child in children if (words := missing(child))}
             if not waiting:
                 return
-            names = ", ".join(child.name for child in waiting)
             if time.monotonic() > deadline:
-                child = waiting[0]
+                child = next(child for child in children if child.name in waiting)
                 raise ProcessFailed(
-                    f"{child.name} did not answer {child.url}/health within {timeout:.0f} s\n"
+                    f"{child.name} did not {waiting[child.name]} within {timeout:.0f} s\n"
                     f"  log:  {child.log}\n  last: {child.last_error()}"
                 )
-            self._console.progress(
-                f"waiting for {names} ({len(children) - len(waiting)} of {len(children)} up)"
-            )
-            time.sleep(0.5)
+            up = len(children) - len(waiting)
+            self._console.progress(f"waiting for {', '.join(waiting)} ({up} of {len(children)} up)")
+            time.sleep(_PAUSE)
 
     def check_alive(self, child: Child) -> None:
         """Raises `ProcessFailed` if the process has ended."""
@@ -153,6 +166,17 @@ class Supervisor:
             _signal_group(child, signal.SIGKILL)
             child.process.wait()
         self._children = [child for child in self._children if child not in children]
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """For the end of processes: a second Ctrl-C must not leave half of them running."""
+    previous = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _give_way(pid: int, niceness: int) -> None:

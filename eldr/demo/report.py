@@ -74,7 +74,7 @@ def saving(results: Sequence[PolicyResult], policy: str) -> Saving | None:
 def _saving(ours: PolicyResult, balancer: PolicyResult) -> Saving:
     return Saving(
         balancer.policy,
-        saving_at_equal_batch(ours, balancer),
+        saving_at_equal_batch(ours.by_batch, balancer.by_batch),
         100 * (1 - ours.distinct_per_step / balancer.distinct_per_step),
     )
 

@@ -55,16 +55,12 @@ def test_counters_subtract() -> None:
     assert delta.distinct.tolist() == [18.0]
 
 
-def _with_batches(policy: str, by_batch: dict[int, tuple[int, int]]):
-    return dataclasses.replace(_result(policy, 30), by_batch=by_batch)
-
-
 def test_equal_batch_compares_only_batches_that_both_ran() -> None:
     # Same reads at batch 2, half at batch 4; batch 9 was run by one of them alone.
-    ours = _with_batches("x", {2: (100, 200), 4: (10, 20)})
-    peer = _with_batches("round_robin", {2: (10, 20), 4: (10, 40), 9: (1000, 9000)})
+    ours = {2: (100, 200), 4: (10, 20)}
+    peer = {2: (10, 20), 4: (10, 40), 9: (1000, 9000)}
     assert saving_at_equal_batch(ours, peer) == pytest.approx(100 * (1 - 40 / 60))
-    assert saving_at_equal_batch(ours, _with_batches("y", {3: (1, 1)})) is None
+    assert saving_at_equal_batch(ours, {3: (1, 1)}) is None
 
 
 def test_batches_subtract() -> None:

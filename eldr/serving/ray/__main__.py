@@ -3,8 +3,9 @@
     python -m eldr.serving.ray CONFIG [--host 127.0.0.1] [--port 8000] [--num-cpus N] ...
 
 CONFIG is a JSON or YAML file of `RayConfig`. On SIGHUP it is read again, and Serve replaces what
-changed while it serves; on SIGTERM or SIGINT everything that was started ends. On a cluster use
-`serve deploy` with a Serve config file instead (docs/ray.md).
+changed while it serves: proxies for another routing, engines for other engine options. On SIGTERM
+or SIGINT everything that was started ends. On a cluster use `serve deploy` with a Serve config file
+instead (docs/ray.md).
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ from eldr.serving.ray.config import RayConfig, read_config
 log = logging.getLogger("eldr.serving.ray")
 
 APPLICATION = "eldr"
+_ENDS = (signal.SIGTERM, signal.SIGINT)
+
+
+class _Ended(BaseException):
+    """Whoever started this wants it to end, perhaps in the middle of a deployment."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,16 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     from ray import serve
 
-    stop, again = threading.Event(), threading.Event()
     _start_ray(args)
     try:
-
-        def end(*_: object) -> None:
-            stop.set()
-            again.set()
-
-        for number in (signal.SIGTERM, signal.SIGINT):  # in place of Ray's own
-            signal.signal(number, end)
+        for number in _ENDS:  # in place of Ray's own
+            signal.signal(number, _end)
+        again = threading.Event()
         signal.signal(signal.SIGHUP, lambda *_: again.set())
         options = {"host": args.host, "port": args.port}
         serve.start(proxy_location="HeadOnly", http_options=options)
@@ -60,15 +61,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         except RuntimeError as error:  # Serve's word for replicas that do not start
             log.error("%s", error)
             return 1
-        while not stop.is_set():
+        while True:
             again.wait()
             again.clear()
-            if not stop.is_set():
-                _reload(args)
-        serve.shutdown()
+            _reload(args)
+    except _Ended:
+        return 0
     finally:
+        for number in _ENDS:  # a second one must not leave half of it running
+            signal.signal(number, signal.SIG_IGN)
+        serve.shutdown()
         _stop_ray()
-    return 0
+
+
+def _end(*_: object) -> None:
+    raise _Ended
 
 
 def _reload(args: argparse.Namespace) -> None:
@@ -76,6 +83,7 @@ def _reload(args: argparse.Namespace) -> None:
         _deploy(read_config(read_file(args.config)), args)
     except (ConfigError, RuntimeError) as error:
         log.error("the application stays as it is: %s", error)
+        _tell({"failed": str(error)})
 
 
 def _deploy(config: RayConfig, args: argparse.Namespace) -> None:
@@ -84,9 +92,12 @@ def _deploy(config: RayConfig, args: argparse.Namespace) -> None:
     from eldr.serving.ray.app import build_eldr_pd_app
 
     serve.run(build_eldr_pd_app(config), name=APPLICATION, route_prefix="/")
-    # One line per deployment, on stdout: whoever started this waits for it.
-    ready = {"ready": f"http://{args.host}:{args.port}", "policy": config.routing.policy}
-    print(msgspec.json.encode(ready).decode(), flush=True)
+    _tell({"ready": f"http://{args.host}:{args.port}", "policy": config.routing.policy})
+
+
+def _tell(outcome: dict[str, str]) -> None:
+    """One line per deployment, on stdout: whoever started this waits for it."""
+    print(msgspec.json.encode(outcome).decode(), flush=True)
 
 
 def _start_ray(args: argparse.Namespace) -> None:
