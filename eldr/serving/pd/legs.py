@@ -23,6 +23,7 @@ from eldr.serving.answers import (
     parse_prefill,
 )
 from eldr.serving.bodies import SEVERAL_CHOICES, Body, unsplittable
+from eldr.serving.decision_headers import decision_headers
 from eldr.serving.errors import ClientError, error_event
 from eldr.serving.http1 import UpstreamError
 from eldr.serving.pd.options import RequestOptions
@@ -258,11 +259,7 @@ class Legs:
     def _names(self, route: Route) -> Headers:
         if not self._options.worker_headers or route.decision is None:
             return []
-        return [
-            ("x-eldr-prefill-worker", route.prefill),
-            ("x-eldr-decode-worker", route.worker),
-            ("x-eldr-branch", route.decision.branch),
-        ]
+        return list(decision_headers(route.prefill, route.decision).items())
 
     async def _may_try(self, leg: str, tries: Tries, last: Failure | None) -> bool:
         """Pays for a try and pauses before it; the first is free."""

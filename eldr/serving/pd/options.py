@@ -33,7 +33,7 @@ class RequestOptions:
         request_timeout: longest life of a request.
         first_byte_timeout, idle_timeout: longest wait for a worker's first byte, and for the next.
         max_body: largest request body.
-        worker_headers: tell clients which workers served them.
+        worker_headers: tell clients which workers served them, and why.
     """
 
     unsplittable: Literal["whole", "fail"] = "whole"

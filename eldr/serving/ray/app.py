@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from eldr import __version__
 from eldr.serving.ray.config import PoolOptions, RayConfig, read_config
 
 PREFILL, DECODE, PROXY = "EldrPrefill", "EldrDecode", "EldrProxy"
@@ -31,22 +35,41 @@ def build_eldr_pd_app(config: Mapping[str, Any] | RayConfig) -> Any:
     settings = config if isinstance(config, RayConfig) else read_config(config)
     stats = {"request_routing_stats_period_s": settings.measure_interval}
     engine = serve.deployment(EngineReplica)
-    prefill = engine.options(name=PREFILL, **_options(settings.prefill))
+    prefill_starts = ("prefill", settings.application, engine_options(settings, "prefill"))
+    decode_starts = ("decode", settings.application, engine_options(settings, "decode"))
+    prefill = engine.options(name=PREFILL, **_options(settings.prefill), **_version(prefill_starts))
     decode = engine.options(
         name=DECODE,
         request_router_config=RequestRouterConfig(
             request_router_class=_ROUTER, request_router_kwargs=asdict(settings.routing), **stats
         ),
         **_options(settings.decode),
+        **_version(decode_starts),
     )
+    decides = [asdict(settings.requests), asdict(settings.routing), settings.operator]
     proxy = serve.deployment(serve.ingress()(PDProxy)).options(
-        name=PROXY, **_options(settings.proxy)
+        name=PROXY, **_options(settings.proxy), **_version([*decides, _content(settings)])
     )
-    return proxy.bind(
-        settings,
-        prefill.bind("prefill", settings.application, engine_options(settings, "prefill")),
-        decode.bind("decode", settings.application, engine_options(settings, "decode")),
-    )
+    return proxy.bind(settings, prefill.bind(*prefill_starts), decode.bind(*decode_starts))
+
+
+def _version(starts: Any) -> dict[str, Any]:
+    """Options by which `serve.run` restarts replicas only if what they are started with changed.
+
+    Without them it replaces every replica whatever changed, engines included. Serve keeps versions
+    of deployments to itself since 2.0 and compares actor options and configuration on its own.
+
+    Args:
+        starts: all that a replica is started with, as JSON values.
+    """
+    text = json.dumps([__version__, starts], sort_keys=True)
+    return {"version": hashlib.sha256(text.encode()).hexdigest()[:16], "_internal": True}
+
+
+def _content(settings: RayConfig) -> str:
+    """Digest of the partition file: a new one under the old name is a change, too."""
+    path = settings.routing.partition
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
 
 
 def engine_options(config: RayConfig, role: str) -> dict[str, Any]:

@@ -50,27 +50,28 @@ class Cluster:
             text=True,
             start_new_session=True,
         )
-        self._ready: list[dict[str, Any]] = []
+        self._told: list[dict[str, Any]] = []
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if line.startswith('{"ready"'):
-                self._ready.append(json.loads(line))
+            if line.startswith(('{"ready"', '{"failed"')):
+                self._told.append(json.loads(line))
 
     def wait_ready(self, times: int = 1) -> None:
-        """Until the application was deployed so many times."""
+        """Until Serve was asked so many times to deploy and did it."""
 
-        def deployed() -> bool:
+        def told() -> bool:
             assert self.process.poll() is None, self.tail()
-            return len(self._ready) >= times
+            return len(self._told) >= times
 
-        until(deployed, START)
+        until(told, START)
+        assert "ready" in self._told[-1], self._told[-1]["failed"]
 
     def redeploy(self, config: dict[str, Any]) -> None:
         """Replaces the configuration and waits until Serve runs it."""
-        times = len(self._ready) + 1
+        times = len(self._told) + 1
         self._file.write_text(json.dumps(config))
         self.process.send_signal(signal.SIGHUP)
         self.wait_ready(times)

@@ -99,6 +99,44 @@ def test_every_proxy_sends_a_topic_to_the_replica_of_its_rank(app) -> None:
         assert all(by_rank[job.result()] == topic for topic, job in jobs)
 
 
+def test_headers_tell_the_decision_as_eldr_serve_does(app) -> None:
+    body = {"model": "m", "prompt": "topic 3 told", "max_tokens": 6}
+    headers, _ = app.post("/v1/completions", body)
+    told = {k.removeprefix("x-eldr-"): v for k, v in headers.items() if k.startswith("x-eldr-")}
+    by_rank = {rank: name for name, rank in ranks(app).items()}
+    assert told["decode-worker"] == by_rank[3]
+    assert told["prefill-worker"] in {r["replica"] for r in app.every("prefill", "/health")}
+    assert (told["policy"], told["branch"], told["band"]) == ("locality_band", "nearest", "1")
+    assert told["candidates"] == str(TOPICS)
+    assert 0 < float(told["score"]) <= 1
+
+
+def test_another_routing_restarts_no_engine(app, file) -> None:
+    before = {row["pid"] for pool in ("prefill", "decode") for row in app.every(pool, "/health")}
+    changed = config(file)
+    changed["routing"] = {"policy": "marginal_cost"}
+    app.redeploy(changed)
+    until(lambda: decided_by(app, "another") == "marginal_cost", 60)
+    app.redeploy(config(file))
+    until(lambda: decided_by(app, "and back") == "locality_band", 60)
+    after = {row["pid"] for pool in ("prefill", "decode") for row in app.every(pool, "/health")}
+    assert after == before
+
+
+def test_a_configuration_that_serve_refuses_leaves_the_old_one(app, file) -> None:
+    changed = config(file)
+    changed["routing"] = {"policy": "no such"}
+    with pytest.raises(AssertionError, match="no policy 'no such'"):
+        app.redeploy(changed)
+    assert decided_by(app, "still") == "locality_band"
+
+
+def decided_by(app, word: str) -> str:
+    """The policy that decided a request."""
+    headers, _ = app.post("/v1/completions", {"model": "m", "prompt": f"topic 0 {word}"})
+    return headers["x-eldr-policy"]
+
+
 def test_operators_see_decisions_replicas_and_the_prefill_pool(app) -> None:
     complete(app, 0, "x")
     until(lambda: app.get("/eldr/decisions")["total"] > 0, 30)  # one of two proxies answers
@@ -127,7 +165,7 @@ def test_rays_metrics_page_carries_eldrs(app) -> None:
     complete(app, 1, "metrics")
 
     def exported() -> set[str]:
-        with urllib.request.urlopen(app.metrics_url, timeout=60) as answer:
+        with urllib.request.urlopen(app.metrics_url, timeout=180) as answer:
             text = answer.read().decode()
         return set(re.findall(r"^ray_(eldr_serve_\w+)\{", text, re.M))
 
