@@ -21,14 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import cpu_name
-from benchmarks.policies import CLIP
-from eldr.simulation.cells import ArrivalSpec, Cell
-from eldr.simulation.cost import study_cost
+from benchmarks.several_routers import even_mix
+from eldr.simulation.cells import run_case
 from eldr.simulation.report import LOAD_BALANCERS, average, best_load_balancer
-from eldr.simulation.study import run_case
-from eldr.simulation.traffic import Mix
 from eldr.workload.tiny import TRACE_PATH
-from eldr.workload.traces import load
 
 POLICY = "marginal_cost"
 # Proxies, interval in seconds, trust. The first is what one router does without counters.
@@ -44,25 +40,6 @@ SETTINGS = (
 )
 
 
-def cell(
-    trace: Path, workers: int, per_worker: int, proxies: int, interval: float, trust: float
-) -> Cell:
-    """One arrangement."""
-    return Cell(
-        str(trace),
-        Mix.EVEN,
-        workers,
-        study_cost(load(trace).geometry),
-        per_worker * workers,
-        batch=30.0,
-        arrivals=ArrivalSpec(clip=CLIP),
-        routers=proxies,
-        shared=True,
-        telemetry=interval,
-        trust=trust,
-    )
-
-
 def gain(base: dict[str, Any], figures: dict[str, Any]) -> dict[str, float]:
     """Reduction of the TPOT in %, against the best load balancer for each quantile."""
     best = best_load_balancer(base)
@@ -76,16 +53,16 @@ def run(trace: Path, workers: int, per_worker: int, seeds: Sequence[int]) -> lis
     """One row per setting: mean gains over the seeds."""
     rows: list[dict[str, Any]] = []
     base = {
-        seed: run_case(cell(trace, workers, per_worker, 1, 0.0, 0.0), seed, LOAD_BALANCERS)
+        seed: run_case(even_mix(trace, workers, per_worker, poll=0.0), seed, LOAD_BALANCERS)
         for seed in seeds
     }
     for proxies, interval, trust in SETTINGS:
         if proxies > workers:
             continue
-        made = cell(trace, workers, per_worker, proxies, interval, trust)
+        cell = even_mix(trace, workers, per_worker, routers=proxies, poll=interval, trust=trust)
         found = []
         for seed in seeds:
-            figures = run_case(made, seed, [POLICY])["policies"][POLICY]
+            figures = run_case(cell, seed, [POLICY])["policies"][POLICY]
             found.append(gain(base[seed]["policies"], figures))
             print(f"{proxies} proxies, seed {seed}: {found[-1]}", file=sys.stderr)
         rows.append(

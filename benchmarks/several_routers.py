@@ -15,7 +15,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,25 @@ POLL = 0.25  # seconds
 Gains = dict[str, float]
 
 
-def single(trace: Path, workers: int, per_worker: int) -> Cell:
-    """One router that sees everything, even mix."""
+def even_mix(
+    trace: Path,
+    workers: int,
+    per_worker: int,
+    *,
+    routers: int = 1,
+    poll: float = POLL,
+    trust: float = 0.0,
+) -> Cell:
+    """Requests of all kinds, evenly, through so many routers that all use all workers.
+
+    Args:
+        trace: expert trace.
+        workers: decode workers.
+        per_worker: requests per worker.
+        routers: one of them sees everything.
+        poll: seconds between two looks at the workers' counters, 0 = never.
+        trust: how far the counters correct a router's account.
+    """
     return Cell(
         str(trace),
         Mix.EVEN,
@@ -45,30 +61,32 @@ def single(trace: Path, workers: int, per_worker: int) -> Cell:
         per_worker * workers,
         batch=30.0,
         arrivals=ArrivalSpec(clip=CLIP),
-        telemetry=POLL,
+        routers=routers,
+        shared=routers > 1,
+        telemetry=poll,
+        trust=trust,
     )
 
 
-def several(cell: Cell, routers: int, trust: float) -> Cell:
-    """The same traffic through several routers."""
-    return replace(cell, routers=routers, shared=routers > 1, trust=trust)
-
-
-def measure(cell: Cell, seeds: Sequence[int]) -> list[dict[str, Any]]:
+def measure(
+    trace: Path, workers: int, per_worker: int, seeds: Sequence[int]
+) -> list[dict[str, Any]]:
     """One row per setting and policy: gains in %, mean over seeds, and their standard error."""
     gains: dict[tuple[int, float, str], list[Gains]] = {}
+    single = even_mix(trace, workers, per_worker)
     for seed in seeds:
-        alone = run_case(cell, seed, LOAD_BALANCERS)["policies"]
+        alone = run_case(single, seed, LOAD_BALANCERS)["policies"]
         best = {q: min(alone[p]["tpot_ms"][q] for p in LOAD_BALANCERS) for q in QUANTILES}
         for routers, trust in SETTINGS:
             policies = ["marginal_cost", *(["least_requests"] if routers > 1 else [])]
-            ran = run_case(several(cell, routers, trust), seed, policies)["policies"]
+            cell = even_mix(trace, workers, per_worker, routers=routers, trust=trust)
+            ran = run_case(cell, seed, policies)["policies"]
             for policy in policies:
                 gain = {q: 100 * (1 - ran[policy]["tpot_ms"][q] / best[q]) for q in QUANTILES}
                 gains.setdefault((routers, trust, policy), []).append(gain)
     return [
         {
-            "trace": cell.trace_name,
+            "trace": single.trace_name,
             "routers": routers,
             "trust": trust,
             "policy": policy,
@@ -103,7 +121,7 @@ def main() -> int:
     rows = [
         row
         for trace in traces
-        for row in measure(single(trace, args.workers, args.requests_per_worker), seeds)
+        for row in measure(trace, args.workers, args.requests_per_worker, seeds)
     ]
     if args.json:
         report = {
