@@ -12,7 +12,7 @@ from benchmarks import readme
 from eldr.routing import load_partition, load_recorded
 from tests.documents import ROOT, commands
 from tests.serving.page.traced import trace
-from tests.walkthrough import parse_vllm, walk
+from tests.walkthrough import walk
 
 COMMANDS = [c for c in commands(ROOT / "README.md") if c.block is not None]
 
@@ -43,11 +43,8 @@ async def test_every_command_of_the_readme(tmp_path: Path) -> None:
     assert len(load_recorded(tmp_path / "signatures.npz")) == 140
     partition = load_partition(tmp_path / "partition.safetensors", geometry=trace().geometry)
     assert len(partition.names) == 2
-    engines = [command for command in reader.dry if command.words[0] == "vllm"]
-    assert parse_vllm(engines) == [
-        {"connector": "NixlConnector", "role": "prefill"},
-        {"connector": "NixlConnector", "role": "decode"},
-    ]
+    # test_tutorial.py parses them.
+    assert sum(command.words[0] == "vllm" for command in reader.dry) == 2
 
 
 def test_every_line_of_a_block_is_a_command() -> None:

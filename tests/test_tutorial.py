@@ -63,7 +63,13 @@ def _patient(words):
     return lambda command: [LIMIT_SECONDS if w == "3600" else w for w in words(command)]
 
 
-def test_engines_of_the_tutorial_parse() -> None:
+def test_engines_of_both_pages_parse() -> None:
+    """In one process: vLLM's parser takes ten seconds to import."""
     pytest.importorskip("vllm")
-    engines = [command for command in COMMANDS if command.words[0] == "vllm"]
-    assert parse_vllm(engines) == [{"connector": "NixlConnector", "role": "prefill"}]
+    pages = [*commands(ROOT / "README.md"), *COMMANDS]
+    engines = [c for c in pages if c.block is not None and c.words[0] == "vllm"]
+    assert parse_vllm(engines) == [
+        {"connector": "NixlConnector", "role": "prefill"},
+        {"connector": "NixlConnector", "role": "decode"},
+        {"connector": "NixlConnector", "role": "prefill"},
+    ]
