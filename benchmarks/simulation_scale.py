@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import simulation_docs
 from benchmarks.machine import cpu_name
 from eldr.geometry import Geometry
 from eldr.routing.fleet import Fleet
@@ -222,32 +223,13 @@ def main() -> int:
 
 
 def tables(out: dict[str, Any]) -> str:
-    """The tables of docs/scale.md."""
-    lines = ["| geometry, decode workers | reserve [us] | release [us] | workers' state [MB] | "
-             "a running request [KB] |", "|---|---|---|---|---|"]  # fmt: skip
-    for row in out.get("decision", []):
-        lines.append(
-            f"| {row['geometry']}, {row['workers']:,} | {row['reserve_us']:.0f} | "
-            f"{row['release_us']:.0f} | {row['worker_state_mb']:.1f} | "
-            f"{row['request_state_kb']:.1f} |"
-        )
-    lines += ["", "| routers, fleet | P50 / P99 against least_requests [%] |", "|---|---|"]
-    for row in out.get("routers", []):
-        gain = row["gain_pct"]
-        lines.append(
-            f"| {row['routers']}, {row['fleet']} | {gain['p50']:+.1f} / {gain['p99']:+.1f} |"
-        )
-    lines += ["", "| run | wall [s] | CPU [s] | memory [GB] | TPOT P50 / P99 [ms] |",
-              "|---|---|---|---|---|"]  # fmt: skip
-    for part in ("discrete", "expected", "expected_split", "expected_base"):
-        if part in out:
-            row, tpot = out[part], out[part]["tpot_ms"]
-            shown = f"{tpot['p50']:.2f} / {tpot['p99']:.2f}" if "p50" in tpot else ""
-            lines.append(
-                f"| {part}: {row['workers']:,} workers, {row['requests']:,} requests | "
-                f"{row['wall_s']:.1f} | {row['cpu_s']:.1f} | {row['peak_gb']:.2f} | {shown} |"
-            )
-    return "\n".join(lines)
+    """The tables of docs/scale.md for the parts that were run."""
+    shown = [simulation_docs.runs(out)]
+    if "decision" in out:
+        shown.append(simulation_docs.decisions(out))
+    if "routers" in out:
+        shown.append(simulation_docs.routers(out))
+    return "\n\n".join(shown)
 
 
 if __name__ == "__main__":

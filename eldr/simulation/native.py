@@ -16,7 +16,7 @@ if not hasattr(_LIBRARY, "simulate_new"):
 
 
 class NativePool:
-    """See `eldr.simulation.pool.Pool`; a run of one worker costs about a microsecond a step."""
+    """See `eldr.simulation.pool.Pool`."""
 
     def __init__(self, replay: Replay, config: PoolConfig) -> None:
         cost, geometry = config.cost, replay.geometry
