@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -25,8 +26,8 @@ _INFO, _MODELS, _PREFILL, _DECODE = map(_body, (INFO, MODELS, PREFILL, DECODE))
 
 @asynccontextmanager
 async def open_application(options: Mapping[str, Any], host: str) -> AsyncIterator[Any]:
-    """An engine of the role that the options name."""
-    role = options["additional-config"]["eldr"]["role"]
+    """An engine of the role that the options name; `pause`: seconds after each event."""
+    role, pause = options["additional-config"]["eldr"]["role"], options["pause"]
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         body = (await receive())["body"]
@@ -43,6 +44,7 @@ async def open_application(options: Mapping[str, Any], host: str) -> AsyncIterat
             await _start(send, 200, b"text/event-stream")
             for event in _EVENTS:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
+                await asyncio.sleep(pause)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     yield application

@@ -4,9 +4,10 @@
 
 Both sides decide with marginal_cost and get the canned answers of `router_mocks`: `eldr serve` over
 HTTP from mock processes, the application from mock engines inside its replicas, since under Ray the
-replica is the worker. CPU time is what the kernel accounts to each process, and only the processes
-between client and engine count: `eldr serve` is one; under Ray they are Serve's HTTP proxy and
-ELDR's proxy replica. Replicas and Ray's own processes are listed apart.
+replica is the worker. Kinds of requests: `plain`; `stream`, whose events all come at once; `paced`,
+whose events come and pass one by one, as tokens do. CPU time is what the kernel accounts to each
+process, and only the processes between client and engine count: `eldr serve` is one; under Ray they
+are Serve's HTTP proxy and ELDR's proxy replica. Replicas and Ray's own processes are listed apart.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ import uvloop
 
 from benchmarks.nvtx import cpu_model
 from benchmarks.router import CONNECTIONS, alone, cpu_ns, load, mocks, quantiles
+from benchmarks.router_mocks import EVENTS
 from eldr.demo.ports import free_ports
 
-KINDS = ("plain", "stream")
+# Kind of request -> pause after each event in seconds, and its share of a round's requests.
+KINDS = {"plain": (0.0, 1.0), "stream": (0.0, 1.0), "paced": (0.05, 0.25)}
 _NO_CPU = {"num_cpus": 0}
 # Process title -> part of the path.
 _PARTS = {
@@ -57,7 +60,7 @@ class Side:
     def measure(self, kind: str, total: int) -> None:
         """One round of one kind of request."""
         before = self._cpu()
-        errors, seconds = uvloop.run(load(self.port, total, CONNECTIONS, stream=kind == "stream"))
+        errors, seconds = uvloop.run(load(self.port, total, CONNECTIONS, stream=kind != "plain"))
         self.errors += errors
         self.seconds.setdefault(kind, []).extend(seconds)
         for part, used in self._cpu().items():
@@ -70,8 +73,8 @@ class Side:
     def row(self) -> dict[str, Any]:
         """The side's figures."""
         out: dict[str, Any] = {"errors": self.errors}
-        for kind in KINDS:
-            parts = {p: round(statistics.median(v), 1) for p, v in self.cpu_us[kind].items()}
+        for kind, cpu_us in self.cpu_us.items():
+            parts = {p: round(statistics.median(v), 1) for p, v in cpu_us.items()}
             between = round(sum(v for p, v in parts.items() if p in BETWEEN), 1)
             out[kind] = {"cpu_us_between": between, "cpu_us": parts}
             out[kind] |= quantiles(self.seconds[kind])
@@ -95,11 +98,12 @@ def eldr_serve(prefill: list[str], decode: list[str]) -> Iterator[Side]:
 
 
 @contextlib.contextmanager
-def ray_application(prefill: int, decode: int) -> Iterator[Side]:
+def ray_application(prefill: int, decode: int, pause: float) -> Iterator[Side]:
     """Ray and the application with mock engines."""
     (port,) = free_ports(1)
     config = {
         "application": "benchmarks.ray_mocks:open_application",
+        "engine": {"pause": pause},
         "prefill": {"replicas": prefill, "actor": _NO_CPU},
         "decode": {"replicas": decode, "actor": _NO_CPU},
         "proxy": {"actor": _NO_CPU},
@@ -137,45 +141,63 @@ def ray_parts(session: int) -> dict[str, list[int]]:
     return parts
 
 
-def run(rounds: int, total: int) -> dict[str, Any]:
-    """Both sides, interleaved; the result as JSON values."""
+def compare(
+    pause: float, rounds: int, total: int
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Both sides, interleaved, on the kinds with this pause: figures by side, and one by one."""
+    kinds = {kind: int(total * share) for kind, (of, share) in KINDS.items() if of == pause}
     with (
-        mocks(0.0) as (prefill, decode),
+        mocks(pause) as (prefill, decode),
         eldr_serve(prefill, decode) as router,
-        ray_application(len(prefill), len(decode)) as ray,
+        ray_application(len(prefill), len(decode), pause) as ray,
     ):
         sides = [router, ray]
         for side in sides:  # connections and caches are warm before anything counts
             uvloop.run(load(side.port, max(total // 4, CONNECTIONS), CONNECTIONS, stream=True))
         for number in range(rounds):
-            for kind in KINDS:
+            for kind, requests in kinds.items():
                 for side in sides if number % 2 == 0 else reversed(sides):
-                    side.measure(kind, total)
-        single: dict[str, dict[str, dict[str, float]]] = {}
-        for kind in KINDS:
-            seconds: dict[str, list[float]] = {side.name: [] for side in sides}
-            for _ in range(3):
-                for side in sides:
-                    asked = alone([side.port], max(total // 5, 5), stream=kind == "stream")
-                    seconds[side.name] += uvloop.run(asked)
-            single[kind] = {name: quantiles(values) for name, values in seconds.items()}
-        rows = {side.name: side.row() for side in sides}
+                    side.measure(kind, requests)
+        single = {kind: one_by_one(sides, max(total // 5, 5), kind) for kind in kinds if not pause}
+        return {side.name: side.row() for side in sides}, single
+
+
+def one_by_one(sides: list[Side], total: int, kind: str) -> dict[str, dict[str, float]]:
+    """Times of requests that have the machine to themselves, by side."""
+    seconds: dict[str, list[float]] = {side.name: [] for side in sides}
+    for _ in range(3):
+        for side in sides:
+            seconds[side.name] += uvloop.run(alone([side.port], total, stream=kind == "stream"))
+    return {name: quantiles(values) for name, values in seconds.items()}
+
+
+def run(rounds: int, total: int) -> dict[str, Any]:
+    """The result as JSON values."""
+    load_before = os.getloadavg()
+    rows, single = compare(0.0, rounds, total)
+    paced, _ = compare(KINDS["paced"][0], rounds, total)
+    for name, row in rows.items():
+        row["errors"] += paced[name].pop("errors")
+        row |= paced[name]
+        more = row["paced"]["cpu_us_between"] - row["plain"]["cpu_us_between"]
+        row["cpu_us_per_event"] = round(more / EVENTS, 1)
+    ray, serve = rows["ray"], rows["eldr_serve"]
     return {
         "sides": rows,
         "cpu_ratio": {
-            kind: round(
-                rows["ray"][kind]["cpu_us_between"] / rows["eldr_serve"][kind]["cpu_us_between"], 2
-            )
+            kind: round(ray[kind]["cpu_us_between"] / serve[kind]["cpu_us_between"], 2)
             for kind in KINDS
         },
         "one_request_at_a_time": single,
         "rounds": rounds,
         "requests_per_round": total,
         "connections": CONNECTIONS,
+        "events": EVENTS,
+        "load_average_before": [round(x, 1) for x in load_before],
         "load_average": [round(x, 1) for x in os.getloadavg()],
         "machine": {"cores": os.cpu_count(), "cpu": cpu_model()},
         "date": datetime.date.today().isoformat(),
-        "command": "python -m benchmarks.ray_overhead --json",
+        "command": " ".join(["python -m benchmarks.ray_overhead", *sys.argv[1:]]),
     }
 
 
