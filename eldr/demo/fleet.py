@@ -66,9 +66,10 @@ class ProcessFleet:
         console.say(
             f"starting {count} vLLM workers on this machine's CPU; logs in {config.out}/logs"
         )
+        ports = free_ports(2 * count)  # two calls could find the same one
         self._prefill, *self._decode = [
             self._start_worker(*place)
-            for place in zip(range(count), free_ports(count), free_ports(count), strict=True)
+            for place in zip(range(count), ports[:count], ports[count:], strict=True)
         ]
         self._router: Child | None = None
         supervisor.wait_healthy(self._engines, config.start_timeout)
