@@ -25,9 +25,9 @@ def ask(router: str) -> None:
         json.dumps(body).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         assert answer.read().endswith(b"data: [DONE]\n\n")
-    with urllib.request.urlopen(router + "/eldr/decisions?limit=1", timeout=30) as answer:
+    with urllib.request.urlopen(router + "/eldr/decisions?limit=1", timeout=120) as answer:
         (decision,) = json.load(answer)["decisions"]
     assert decision["reason"] is None
     assert decision["coverage"] == 1.0

@@ -28,7 +28,7 @@ def traffic(router: str) -> None:
             json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=180) as answer:
             assert answer.read().endswith(b"data: [DONE]\n\n")
 
     with ThreadPoolExecutor(6) as pool:

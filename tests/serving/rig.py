@@ -63,7 +63,7 @@ async def rig(
             prefill=tuple(w.url for w in p),
             decode=tuple(w.url for w in d),
             port=0,
-            startup_timeout=5.0,
+            startup_timeout=60.0,
             **options,
         )
         with bound_sockets(config) as sockets:
@@ -76,7 +76,7 @@ async def rig(
                 router.decode.fleet.check_integrity()
 
 
-async def until(true: Callable[[], bool], seconds: float = 5.0) -> None:
+async def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
     """Waits for a condition that other tasks bring about."""
     async with asyncio.timeout(seconds):
         while not true():

@@ -298,7 +298,7 @@ async def test_only_so_many_follow_and_a_stop_lets_them_go() -> None:
 
 async def _event(response: aiohttp.ClientResponse) -> dict[str, object]:
     """The next event's data."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (line := await response.content.readline()).startswith(b"data: "):
             assert line
         return dict(json.loads(line[6:]))

@@ -27,7 +27,7 @@ from tests.serving.rig import Rig, rig, until
 GEOMETRY = Geometry(2, 16, 2)
 OPTIONS = {"policy": "locality_band", "refit_window": 64}
 NEVER = 3600.0  # between attempts: only what a test asks for happens
-FIT_SECONDS = 60.0
+FIT_SECONDS = 180.0
 
 
 def prefill() -> MockWorker:

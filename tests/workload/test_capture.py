@@ -114,7 +114,7 @@ def test_saved_answers_become_a_trace(url, tmp_path, capsys):
     lines = []
     for text in ("a" * 5, "b" * 8):
         body = json.dumps({"prompt": text, "max_tokens": 4}).encode()
-        with urllib.request.urlopen(f"{url}/v1/completions", body, timeout=10) as answer:
+        with urllib.request.urlopen(f"{url}/v1/completions", body, timeout=60) as answer:
             lines.append(json.loads(answer.read()) | {"domain": text[0]})
     saved.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     arguments = ["capture", "--answers", str(saved), "--experts", "16", "--model", "moe", "-o", out]
@@ -178,7 +178,7 @@ def test_bad_arguments(tmp_path, capsys):
 
 
 def mirror(url, **changes):
-    args = Namespace(url=url, model="", experts=None, timeout=30.0, api_key="")
+    args = Namespace(url=url, model="", experts=None, timeout=120.0, api_key="")
     given = {"host": "127.0.0.1", "port": 0, "requests": 3, "seconds": 60.0, "share": 1.0,
              "output_tokens": 6, "concurrency": 2, "seed": 0, "label_header": "X-Kind"}  # fmt: skip
     return Mirror(Server(args), MirrorConfig(**{**given, **changes}))
@@ -188,7 +188,7 @@ def send(port, body, path="/v1/completions", **headers):
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code

@@ -69,7 +69,7 @@ def answers(url):
 
 
 def get(url):
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=180) as answer:
         return json.loads(answer.read())
 
 

@@ -44,7 +44,7 @@ class Tab:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    async def until(self, expression: str, seconds: float = 20.0) -> None:
+    async def until(self, expression: str, seconds: float = 90.0) -> None:
         """Waits for a condition in the page."""
         async with asyncio.timeout(seconds):
             while not await self.js(f"Boolean({expression})"):
