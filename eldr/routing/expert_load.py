@@ -81,8 +81,3 @@ class ExpertLoad:
     def distinct(self) -> npt.NDArray[np.float64]:
         """Expected distinct experts per step of every slot, summed over layers, float64 [slots]."""
         return np.float64(self.cells) - self.idle / np.float64(fixed.SURVIVAL_ONE)
-
-    def added(self, activation: fixed.I16) -> npt.NDArray[np.float64]:
-        """Distinct experts that a request would add to every slot's step, float64 [slots]."""
-        scale = 1.0 / (fixed.P_ONE * fixed.SURVIVAL_ONE)
-        return fixed.dots(activation, self.survival) * np.float64(scale)
