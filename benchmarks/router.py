@@ -355,7 +355,7 @@ def run(peer: str | None, rounds: int, total: int) -> dict[str, Any]:
         "load_average": [round(x, 1) for x in os.getloadavg()],
         "machine": {"cores": os.cpu_count(), "cpu": cpu_model()},
         "date": datetime.date.today().isoformat(),
-        "command": "python -m benchmarks.router --peer vllm-router --json",
+        "command": f"python -m benchmarks.router --peer vllm-router --rounds {rounds} --json",
     }
 
 
