@@ -10,6 +10,10 @@ ENGINE := requirements/engine-cpu.lock
 TOOLS := requirements/dev.lock
 NATIVE := setup.py pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
+# Two processes, a file at a time and in the order of the tree: the long engine files begin early.
+# Each process computes on one thread, or the two would wait for each other's.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+
 .PHONY: demo demo-ray test lint setup clean gpu-check coverage
 .DELETE_ON_ERROR:
 
@@ -42,15 +46,13 @@ lint: $(VENV)/.eldr
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Two processes, a file at a time and in the order of the tree: the long engine files begin early.
-# Each process computes on one thread, or the two would wait for each other's.
 test: setup lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(PARALLEL)
 
 # Every test under coverage.py, subprocesses and engines included; the summary is committed.
 coverage: setup lint
 	$(BIN)/coverage erase
-	-$(BIN)/coverage run -m pytest --timeout=1500
+	-OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest $(PARALLEL) --timeout=1500
 	$(BIN)/coverage combine
 	$(BIN)/coverage json -o build/coverage.json
 	$(BIN)/python -m benchmarks.coverage build/coverage.json
