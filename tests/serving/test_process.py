@@ -47,14 +47,18 @@ async def _router(
     prefill: MockWorker, decode: MockWorker, *options: str
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """A real router process, and its URL once it is ready."""
-    port = _free()
-    command = _command([prefill.url], [decode.url], "--port", str(port), *options)
+    # The kernel picks the port: one found first could be taken before the router binds it.
+    command = _command([prefill.url], [decode.url], "--port", "0", *options)
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     assert process.stderr is not None
+    said: list[str] = []
     try:
-        async with asyncio.timeout(60):
-            while b"router ready" not in (line := await process.stderr.readline()):
-                assert line, "the router ended"
+        async with asyncio.timeout(180):
+            while not said or "router ready" not in said[-1]:
+                line = await process.stderr.readline()
+                assert line, f"the router ended: {''.join(said)}"
+                said.append(line.decode())
+        port = said[-1].split("://", 1)[1].split(" ", 1)[0].rsplit(":", 1)[1]
         yield process, f"http://127.0.0.1:{port}"
     finally:
         if process.returncode is None:
