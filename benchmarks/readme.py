@@ -9,14 +9,14 @@ What stands between `<!-- figures: NAME -->` and `<!-- end -->` is made here, th
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks import figures
+from benchmarks.figures import ROOT, grid, pair, result, wrap
+
 README = ROOT / "README.md"
 _LABELS = {
     "locality_band": "locality_band (the published rule)",
@@ -30,30 +30,22 @@ _COLUMNS = (
     *("policy", "distinct experts per step", "batch per step"),
     *("TPOT p50 / p99, ms", "decision p50, us", "load max/mean"),
 )
-_WIDTH = 118
-
-
-def result(name: str) -> dict[str, Any]:
-    """The object in results/NAME.json."""
-    found: dict[str, Any] = json.loads((ROOT / "results" / f"{name}.json").read_text("utf-8"))
-    return found
 
 
 def demo() -> str:
     """What `make demo` measured, with its conditions."""
     run = result("demo")
     model, checks = run["model"], run["checks"]
-    rows = [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
+    rows = [_COLUMNS]
     for name, row in run["policies"].items():
-        cells = (
+        rows.append((
             _LABELS.get(name, name),
             f"{row['distinct_per_step']:.1f}",
             f"{row['batch_per_step']:.1f}",
             f"{row['tpot_ms']['p50']:.1f} / {row['tpot_ms']['p99']:.1f}",
             f"{row['decision_us']['p50']:.0f}",
             f"{row['max_over_mean_load']:.2f}",
-        )
-        rows.append(f"| {' | '.join(cells)} |")
+        ))  # fmt: skip
     intro = (
         f"What `{run['command']}` printed on {run['machine']}, {run['date']}: one prefill and "
         f"three decode workers (vLLM {run['vllm']} over NIXL, real processes) serve a small "
@@ -75,7 +67,7 @@ def demo() -> str:
         "says nothing here: a step of this tiny model is fixed cost, and the machine's cores are "
         "shared by ten processes."
     )
-    return "\n\n".join([_wrap(intro), "\n".join(rows), _wrap(outro)])
+    return "\n\n".join([wrap(intro), grid(*rows), wrap(outro)])
 
 
 def _saving(name: str, row: dict[str, Any]) -> str:
@@ -96,14 +88,11 @@ def policies() -> str:
     seeds = re.search(r"--seeds (\d+)", run["command"])
     found = run["summary"]["marginal_cost"]
     ours = [c for c in run["cells"] if c["policy"] == "marginal_cost"]
-    rows = ["| trace | gain of marginal_cost, P50 / P99 | its worst cell |", "|---|---|---|"]
+    rows = [("trace", "gain of marginal_cost, P50 / P99", "its worst cell")]
     for trace, label in _TRACES.items():
         mean, cells = found[trace], [c["gain_pct"] for c in ours if c["trace"] == trace]
         worst = min(cells, key=lambda gain: min(gain.values()))
-        rows.append(
-            f"| {label} | {mean['p50']:+.1f} / {mean['p99']:+.1f} | "
-            f"{worst['p50']:+.1f} / {worst['p99']:+.1f} |"
-        )
+        rows.append((label, pair(mean), pair(worst)))
     intro = (
         "Simulated, not measured: real expert traces replayed through the same routing code, on "
         "workers whose steps read their experts from memory. TPOT gains over the best of four "
@@ -129,7 +118,7 @@ def policies() -> str:
         "`make gpu-check` measures yours."
     )
     every = f"<details><summary>All {len(ours)} cells</summary>\n\n{run['table']}\n\n</details>"
-    return "\n\n".join([_wrap(intro), "\n".join(rows), every, _wrap(outro)])
+    return "\n\n".join([wrap(intro), grid(*rows), every, wrap(outro)])
 
 
 def _published(cells: list[dict[str, Any]], mix: str) -> list[dict[str, float]]:
@@ -150,35 +139,12 @@ def _range(gains: list[dict[str, float]]) -> str:
     return f"{ends('p50')} at P50 and {ends('p99')} at P99"
 
 
-def _wrap(text: str) -> str:
-    """Lines of the page's width; code and links stay whole."""
-    lines, line = [], ""
-    for word in re.findall(r"(?:`[^`]*`|\[[^\]]*\]\([^)]*\)|\S)+", text):
-        if line and len(line) + 1 + len(word) > _WIDTH:
-            lines.append(line)
-            line = word
-        else:
-            line = f"{line} {word}".strip()
-    return "\n".join([*lines, line])
-
-
 FIGURES: dict[str, Callable[[], str]] = {"demo": demo, "policies": policies}
 
 
 def render(page: str) -> str:
-    """The page with every figure made anew.
-
-    Raises:
-        ValueError: a place is missing, doubled, or names no figure.
-    """
-    places = re.findall(r"<!-- figures: (\w+) -->", page)
-    if sorted(places) != sorted(FIGURES):
-        raise ValueError(f"README.md has places for {places}, there are figures {list(FIGURES)}")
-    for name, make in FIGURES.items():
-        start, end = f"<!-- figures: {name} -->\n", "<!-- end -->"
-        before, _, rest = page.partition(start)
-        page = before + start + "\n" + make() + "\n\n" + end + rest.partition(end)[2]
-    return page
+    """README.md with every figure made anew; raises as `figures.render`."""
+    return figures.render(page, FIGURES)
 
 
 def main() -> int:

@@ -9,44 +9,21 @@ What stands between `<!-- figures: NAME -->` and `<!-- end -->` is made here, th
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from benchmarks.readme import ROOT, result
+from benchmarks.figures import ROOT, grid, pair, result, wrap
+from benchmarks.figures import render as render_page
 
 BASE = "least_requests"
-_WIDTH = 118
 _RUNS = {
     "discrete": "every token's experts counted",
     "expected": "expected values, one router over all of them",
     "expected_split": "the same, split among 16 routers",
     "expected_base": "the same, one router",
 }
-
-
-def wrap(text: str) -> str:
-    """Lines of the page's width; code stays whole."""
-    lines, line = [], ""
-    for word in re.findall(r"(?:`[^`]*`|\S)+", text):
-        if line and len(line) + 1 + len(word) > _WIDTH:
-            lines.append(line)
-            line = word
-        else:
-            line = f"{line} {word}".strip()
-    return "\n".join([*lines, line])
-
-
-def grid(*rows: tuple[str, ...]) -> str:
-    """A Markdown table, its head first."""
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
-
-
-def pair(gain: Mapping[str, float]) -> str:
-    """P50 / P99 in %."""
-    return f"{gain['p50']:+.1f} / {gain['p99']:+.1f}"
 
 
 def machine(out: Mapping[str, Any]) -> str:
@@ -175,19 +152,12 @@ PAGES: dict[str, dict[str, Figure]] = {
 
 
 def render(page: str, figures: Mapping[str, Figure]) -> str:
-    """The page with every figure made anew.
+    """The page with every figure made anew; raises as `figures.render`."""
+    return render_page(page, {name: partial(_made, *figure) for name, figure in figures.items()})
 
-    Raises:
-        ValueError: a place is missing, doubled, or names no figure.
-    """
-    places = re.findall(r"<!-- figures: (\w+) -->", page)
-    if sorted(places) != sorted(figures):
-        raise ValueError(f"the page has places for {places}, there are figures {list(figures)}")
-    for name, (source, make) in figures.items():
-        start, end = f"<!-- figures: {name} -->\n", "<!-- end -->"
-        before, _, rest = page.partition(start)
-        page = before + start + "\n" + make(result(source)) + "\n\n" + end + rest.partition(end)[2]
-    return page
+
+def _made(source: str, make: Callable[[Mapping[str, Any]], str]) -> str:
+    return make(result(source))
 
 
 def main() -> int:

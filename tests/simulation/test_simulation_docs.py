@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import simulation_docs, simulation_scale
-from benchmarks.readme import ROOT, result
+from benchmarks.figures import ROOT, result
 
 
 @pytest.mark.parametrize("path", simulation_docs.PAGES)
