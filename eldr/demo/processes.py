@@ -127,20 +127,22 @@ class Supervisor:
             ProcessFailed: one of them ended, or `timeout` seconds passed.
         """
         deadline = time.monotonic() + timeout
+        waiting = list(children)
         while True:
             for child in children:
                 self.check_alive(child)
-            waiting = {child.name: words for child in children if (words := missing(child))}
+            words = {child.name: said for child in waiting if (said := missing(child))}
+            waiting = [child for child in waiting if child.name in words]
             if not waiting:
                 return
             if time.monotonic() > deadline:
-                child = next(child for child in children if child.name in waiting)
+                child = waiting[0]
                 raise ProcessFailed(
-                    f"{child.name} did not {waiting[child.name]} within {timeout:.0f} s\n"
+                    f"{child.name} did not {words[child.name]} within {timeout:.0f} s\n"
                     f"  log:  {child.log}\n  last: {child.last_error()}"
                 )
             up = len(children) - len(waiting)
-            self._console.progress(f"waiting for {', '.join(waiting)} ({up} of {len(children)} up)")
+            self._console.progress(f"waiting for {', '.join(words)} ({up} of {len(children)} up)")
             time.sleep(_PAUSE)
 
     def check_alive(self, child: Child) -> None:
