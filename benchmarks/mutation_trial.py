@@ -238,7 +238,7 @@ def waited(child: int, limit: float) -> str | None:
                 return "timeout"
             code = os.waitstatus_to_exitcode(status)
             return {_SURVIVED: "survived", _CANNOT: None}.get(code, "killed")
-        time.sleep(0.005)
+        time.sleep(0.005)  # waitpid knows no time limit; a mutant takes tens of milliseconds
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return "timeout"

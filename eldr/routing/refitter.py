@@ -7,7 +7,7 @@ import threading
 
 from eldr.routing.policies.locality import LocalityBand
 from eldr.routing.refit import Drift, Window
-from eldr.routing.refit_job import ADOPTED, Job, propose
+from eldr.routing.refit_job import Job, propose
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Refitter:
             self.refits += 1
         self._policy.paused = found.pause
         self.last = found.drift
-        return found.verdict == ADOPTED
+        return found.partition is not None
 
     def start(self, interval: float = 5.0) -> None:
         """Runs `step` every `interval` seconds in a daemon thread until `stop`.
