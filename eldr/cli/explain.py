@@ -12,9 +12,10 @@ from eldr.cli import CANNOT_TELL, DONE, NO, USAGE
 from eldr.cli.router_client import RouterError, get_json, is_url
 
 _EPILOG = """\
-FROM is a running router or a decision log (eldr serve --decision-log FILE). A router's admin key
-comes from ELDR_SERVE_ADMIN_KEY. The request id is the client's X-Request-Id, or the one that the
-router gave. Of several decisions for one id (retries), the last one is explained.
+FROM is a running router or a decision log (eldr serve --decision-log FILE), of which the older
+files FILE.1, FILE.2 and so on are read as well. A router's admin key comes from
+ELDR_SERVE_ADMIN_KEY. The request id is the client's X-Request-Id, or the one that the router gave.
+Of several decisions for one id (retries), the last one is explained.
 
 examples:
   eldr explain --last --from http://127.0.0.1:30000
@@ -84,9 +85,10 @@ def _find(source: str, request: str | None) -> dict[str, Any] | None:
 def _rows(source: str, request: str | None) -> Iterator[dict[str, Any]]:
     """Decisions, oldest first."""
     if not is_url(source):
-        from eldr.serving.decision_log import read_decisions
+        from eldr.serving.decision_log import files_of, read_decisions
 
-        yield from read_decisions(source)
+        for file in files_of(source):
+            yield from read_decisions(file)
         return
     limit = 1 if request is None else 1_000_000
     answer = get_json(source, f"/eldr/decisions?limit={limit}")

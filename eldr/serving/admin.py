@@ -13,8 +13,8 @@ from eldr.serving.config import ConfigError
 from eldr.serving.errors import ClientError, StartError
 from eldr.serving.follow import follow
 from eldr.serving.metrics import Metrics
-from eldr.serving.security import Keys
 from eldr.serving.state import Router
+from eldr.serving.strangers import Operators
 from eldr.serving.web import json_answer, refusal
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -29,11 +29,11 @@ class _Worker(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Admin:
-    """One method per route; every one of them needs the admin key if there is one."""
+    """One method per route, all for operators alone."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._keys = Keys([router.config.admin_key] if router.config.admin_key else [])
+        self._operators = Operators(router.config)
         self._stopping = asyncio.Event()
 
     async def _stop(self, app: web.Application) -> None:
@@ -55,7 +55,7 @@ class Admin:
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:
             try:
-                self._keys.check(request.headers.get("Authorization"))
+                self._operators.check(request.headers)
                 return await handler(request)
             except (ConfigError, StartError) as error:
                 return refusal(request, ClientError(400, "invalid_request_error", str(error)))

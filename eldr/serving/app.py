@@ -114,6 +114,7 @@ class Surface:
         started = time.perf_counter()
         outcome = "router_error"
         own_id = client.headers.get("x-request-id")
+        call: Call | None = None
         try:
             self._keys.check(client.headers.get("authorization"))
             if self._router.draining:
@@ -129,7 +130,6 @@ class Surface:
                 finally:
                     self.deadlines.discard(task)
                 outcome = _outcome(call, answer)
-                self._router.observe(call, outcome)
                 return answer
         except ClientError as error:
             outcome = "client_error" if error.status < 500 else "worker_error"
@@ -144,7 +144,16 @@ class Surface:
             log.exception("a request failed inside the router")
             return refused(ClientError(500, "router_error", "internal router error"), own_id)
         finally:
+            if call is not None:
+                self._note(call, outcome)
             self._router.metrics.request_ended(client.path, outcome, time.perf_counter() - started)
+
+    def _note(self, call: Call, outcome: str) -> None:
+        """Takes note of a request that has ended, however it did."""
+        try:
+            self._router.observe(call, outcome)
+        except Exception:  # its answer may be out already, and must not change any more
+            log.exception("a request was served, but not noted")
 
     async def _open(self, client: Incoming) -> Call:
         config = self._router.config
@@ -165,7 +174,9 @@ class Surface:
             try:
                 async with (
                     asyncio.timeout(_MODELS_SECONDS),
-                    self._router.session.get(endpoint.route("/v1/models")) as response,
+                    self._router.session.get(
+                        endpoint.route("/v1/models"), allow_redirects=False
+                    ) as response,
                 ):
                     raw = await response.read()
                     if response.status == 200:

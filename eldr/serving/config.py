@@ -6,12 +6,18 @@ An option's value comes from, in this order: command line, environment (`ELDR_SE
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 
 class ConfigError(ValueError):
     """A configuration that cannot be used; names where it came from and what would be right."""
+
+
+def without_password(url: str) -> str:
+    """A URL as it may be shown: what is in front of an `@` is left out."""
+    return re.sub(r"^(\w+://)?.*@", r"\1...@", url, flags=re.DOTALL)
 
 
 _ENDLESS = float("inf")
@@ -136,7 +142,11 @@ class RouterConfig:
     prometheus_port: int = _option(
         0, "listen", "port of /metrics alone; 0: with the operator's routes"
     )
-    tls_cert: str = _option("", "listen", "certificate file (PEM) for TLS on --port")
+    tls_cert: str = _option(
+        "",
+        "listen",
+        "certificate file (PEM) for TLS on --port, and on --admin-port beyond loopback",
+    )
     tls_key: str = _option("", "listen", "its private key file, if it is not in the same file")
     tls_client_ca: str = _option("", "listen", "demand client certificates of this authority")
 
@@ -222,8 +232,10 @@ class RouterConfig:
             if not 0 < getattr(self, name) < _ENDLESS:
                 raise ConfigError(f"{name}: must be positive, got {getattr(self, name)!r}")
         for name in _AT_LEAST_ONE:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: must be at least 1, got {getattr(self, name)!r}")
+            if not 1 <= getattr(self, name) < _ENDLESS:
+                raise ConfigError(
+                    f"{name}: must be finite and at least 1, got {getattr(self, name)!r}"
+                )
         for name in _NOT_NEGATIVE:
             if not 0 <= getattr(self, name) < _ENDLESS:
                 raise ConfigError(f"{name}: must not be negative, got {getattr(self, name)!r}")
@@ -236,9 +248,26 @@ class RouterConfig:
             )
         if not 0 < self.refit_sample <= 1:
             raise ConfigError(f"refit_sample: must be in (0, 1], got {self.refit_sample}")
+        if self.ab and self.policy != "auto":
+            raise ConfigError(f"ab: its arms decide; leave policy {self.policy} out")
+        if len(set(self.shadow)) < len(self.shadow):
+            raise ConfigError(f"shadow: name different policies, got {list(self.shadow)}")
         if self.ab and (len(self.ab) < 2 or len(set(self.ab)) < len(self.ab)):
             raise ConfigError(f"ab: name two or more different policies, got {list(self.ab)}")
+        self._check_keys()
         self._check_workers()
+
+    def _check_keys(self) -> None:
+        given = {"api_key": self.api_key, "admin_key": (self.admin_key,)}
+        given["worker_key"] = (self.worker_key,)
+        for name, keys in given.items():
+            # An unset variable in a script must not become a key that anybody has.
+            if name == "api_key" and "" in keys:
+                raise ConfigError("api_key: an empty key is none; leave it out to let everyone in")
+            if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
+                raise ConfigError(f"{name}: a key is printable ASCII without spaces")
+        if self.admin_key and self.admin_key in self.api_key:
+            raise ConfigError("admin_key: clients have it as api_key; choose another one")
 
     def _check_workers(self) -> None:
         if bool(self.k8s_prefill) != bool(self.k8s_decode):
@@ -254,6 +283,12 @@ class RouterConfig:
             urls = getattr(self, name)
             if not urls:
                 raise ConfigError(f"no {name} worker: give at least one --{name} URL")
+            for url in urls:
+                if "@" in url:
+                    raise ConfigError(
+                        f"{name} worker {without_password(url)}: no user or password belongs in a "
+                        "worker URL; --worker-key is what workers want"
+                    )
             twice = sorted({url for url in urls if urls.count(url) > 1})
             if twice:
                 raise ConfigError(f"{name} worker {twice[0]} is given twice")

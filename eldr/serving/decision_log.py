@@ -100,6 +100,14 @@ class DecisionLog:
         return self._path if number == 0 else Path(f"{self._path}.{number}")
 
 
+def files_of(path: str) -> list[str]:
+    """The files of a log, oldest first: those that were full, and FILE itself."""
+    older: list[str] = []
+    while (name := Path(f"{path}.{len(older) + 1}")).exists():
+        older.append(str(name))
+    return [*reversed(older), path]
+
+
 def read_decisions(path: str) -> Iterator[dict[str, Any]]:
     """The decisions of one file, oldest first.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from typing import Literal
 
 from yarl import URL
 
 from eldr.serving.condition import Condition, Rules
-from eldr.serving.config import ConfigError
+from eldr.serving.config import ConfigError, without_password
 from eldr.serving.origins import Client
 
 Role = Literal["prefill", "decode"]
@@ -106,19 +107,20 @@ def worker_url(text: str) -> URL:
         ConfigError: not http(s)://host[:port][/prefix], with credentials, query or fragment, or an
             address at which no worker can be, such as a cloud's metadata service.
     """
+    shown = repr(without_password(text))
     try:
         url = URL(text.strip().rstrip("/"))
         port = url.port
     except ValueError as error:
-        raise ConfigError(f"worker {text!r}: not a URL ({error})") from error
-    if url.scheme not in ("http", "https") or not url.host or port is None:
-        raise ConfigError(f"worker {text!r}: expected http://HOST:PORT or https://HOST:PORT")
+        raise ConfigError(f"worker {shown}: not a URL ({error})") from error
+    if url.scheme not in ("http", "https") or not url.host or not port:
+        raise ConfigError(f"worker {shown}: expected http://HOST:PORT or https://HOST:PORT")
     if url.user or url.password or url.query_string or url.fragment:
         raise ConfigError(
             f"worker {url.host}: no user, password, query or fragment belongs in a worker URL"
         )
     if not _plausible(url.host):
-        raise ConfigError(f"worker {text!r}: no worker can be at this address")
+        raise ConfigError(f"worker {shown}: no worker can be at this address")
     return url
 
 
@@ -126,5 +128,11 @@ def _plausible(host: str) -> bool:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return True  # a name
+        try:
+            # The system takes 0xa9fea9fe and 2852039166 for addresses as well.
+            address = ipaddress.ip_address(socket.inet_aton(host))
+        except (OSError, UnicodeError):
+            return True  # a name
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
     return not (address.is_link_local or address.is_multicast or address.is_unspecified)

@@ -54,7 +54,10 @@ class HealthChecker:
     async def _ask(self, endpoint: Endpoint) -> tuple[bool, str]:
         url = endpoint.route("/health")
         try:
-            async with asyncio.timeout(self._limit), self._session.get(url) as response:
+            async with (
+                asyncio.timeout(self._limit),
+                self._session.get(url, allow_redirects=False) as response,
+            ):
                 await response.read()
                 return response.status == 200, f"/health answers {response.status}"
         except TimeoutError:

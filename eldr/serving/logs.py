@@ -7,6 +7,7 @@ import sys
 from contextvars import ContextVar
 
 import orjson
+from aiohttp.http_exceptions import HttpProcessingError
 
 request_id: ContextVar[str] = ContextVar("eldr_request_id", default="")
 
@@ -16,6 +17,15 @@ class _WithRequest(logging.Filter):
         """Adds the id of the request that the current task serves."""
         record.request_id = request_id.get()
         return True
+
+
+class _NoStrangersBytes(logging.Filter):
+    """Drops aiohttp's lines about what is no HTTP: they quote it, and it may hold a key."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line is about something else; the client has its answer, a 400."""
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, HttpProcessingError)
 
 
 class _Console(logging.Formatter):
@@ -41,6 +51,9 @@ class _Json(logging.Formatter):
         return orjson.dumps(row).decode()
 
 
+_NO_STRANGERS_BYTES = _NoStrangersBytes()
+
+
 def set_up(level: str, form: str) -> None:
     """Sends all log lines to stderr, as `console` text or `json` lines."""
     handler = logging.StreamHandler(sys.stderr)
@@ -50,3 +63,6 @@ def set_up(level: str, form: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging.getLogger("aiohttp.server").addFilter(_NO_STRANGERS_BYTES)
+    # At debug level it prints what the API server says, secrets of pods included.
+    logging.getLogger("kubernetes").setLevel(max(root.level, logging.INFO))

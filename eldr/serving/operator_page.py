@@ -21,8 +21,8 @@ from eldr.serving.page import build, numbers, render
 from eldr.serving.page.facts import Fact, of_record
 from eldr.serving.page.heat import heat
 from eldr.serving.page.look import TICK_SECONDS, Look
-from eldr.serving.security import Keys
 from eldr.serving.state import Router
+from eldr.serving.strangers import Operators
 from eldr.serving.web import json_answer, refusal
 
 log = logging.getLogger(__name__)
@@ -144,11 +144,11 @@ class Watch:
 
 
 class OperatorPage:
-    """The page and its data; the data need the admin key if there is one, the page holds none."""
+    """The page and its data; the data are for operators alone, the page holds none."""
 
     def __init__(self, router: Router) -> None:
         self._watch = Watch(router)
-        self._keys = Keys([router.config.admin_key] if router.config.admin_key else [])
+        self._operators = Operators(router.config)
         self._stopping = asyncio.Event()
 
     def add_to(self, app: web.Application) -> None:
@@ -206,9 +206,9 @@ class OperatorPage:
         """The layer asked for, None for all.
 
         Raises:
-            ClientError: 401, or 400 for a layer that is no number.
+            ClientError: 401 or 403, or 400 for a layer that is no number.
         """
-        self._keys.check(request.headers.get("Authorization"))
+        self._operators.check(request.headers)
         text = request.query.get("layer", "all")
         if text == "all":
             return None

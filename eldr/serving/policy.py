@@ -41,7 +41,7 @@ def check_names(config: RouterConfig) -> tuple[str, ...]:
 
 def decided(config: RouterConfig, geometry: Geometry | None) -> RouterConfig:
     """The configuration with a policy in place of `auto`: what the workers allow."""
-    if config.policy != AUTO:
+    if config.policy != AUTO or config.ab:
         return config
     return replace(config, policy="least_requests" if geometry is None else "marginal_cost")
 

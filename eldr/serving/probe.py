@@ -65,7 +65,8 @@ async def _wait(session: aiohttp.ClientSession, endpoint: Endpoint, limit: float
         left = start + limit - loop.time()
         try:
             async with asyncio.timeout(min(_ATTEMPT_SECONDS, max(left, 0.05))):
-                async with session.get(endpoint.route("/v1/models")) as response:
+                url = endpoint.route("/v1/models")
+                async with session.get(url, allow_redirects=False) as response:
                     await response.read()
                     # A key that the worker wants is checked by the first request, not here.
                     if response.status in (200, 401, 403):
@@ -102,7 +103,10 @@ async def info(session: aiohttp.ClientSession, endpoint: Endpoint) -> Info | Non
     """
     url = endpoint.route("/eldr/info")
     try:
-        async with asyncio.timeout(_ATTEMPT_SECONDS), session.get(url) as response:
+        async with (
+            asyncio.timeout(_ATTEMPT_SECONDS),
+            session.get(url, allow_redirects=False) as response,
+        ):
             raw = await response.read()
             if response.status != 200:
                 return None

@@ -179,7 +179,10 @@ async def listening(router: Router, sockets: dict[str, socket.socket]) -> AsyncI
             if name == "main":
                 await _listen_short(stack, config, surface, runner, listener, tls)
             else:
-                await web.SockSite(runner, listener, backlog=_BACKLOG).start()
+                # Beyond this machine the admin key travels, so it is under TLS as well.
+                inside = name == "metrics" or is_loopback(config.admin_host)
+                over = None if inside else tls
+                await web.SockSite(runner, listener, backlog=_BACKLOG, ssl_context=over).start()
         yield
 
 

@@ -160,9 +160,11 @@ def _rows(path: Path, name: str) -> npt.NDArray[np.float64]:
     if path.suffix == ".npz":
         return _npz(path, name)
     readers = {".csv": _azure, ".jsonl": _jsonl}
-    if path.suffix not in readers:
+    # The older files of a decision log are LOG.jsonl.1 and so on.
+    kind = path.with_suffix("").suffix if path.suffix[1:].isdigit() else path.suffix
+    if kind not in readers:
         raise ArrivalsError("expected a name ending in .npz, .csv or .jsonl")
-    return np.array(list(readers[path.suffix](path)), np.float64).reshape(-1, 3)
+    return np.array(list(readers[kind](path)), np.float64).reshape(-1, 3)
 
 
 def _npz(path: Path, name: str) -> npt.NDArray[np.float64]:

@@ -50,6 +50,16 @@ def test_of_several_decisions_the_last_one(tmp_path: Path, capsys: Any) -> None:
     assert json.loads(capsys.readouterr().out)["decision"]["branch"] == "nearest"
 
 
+def test_older_files_of_a_log_are_read_as_well(log: str, capsys: Any) -> None:
+    for number, name in enumerate(("old", "older"), 1):
+        text = json.dumps(row(time=row()["time"] - number, request_id=name))
+        Path(f"{log}.{number}").write_text(text + "\n")
+    assert main(["explain", "older", "--from", log]) == DONE
+    assert main(["explain", "--last", "--from", log, "--json"]) == DONE
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert json.loads(last)["decision"]["request_id"] == "r3"
+
+
 def test_no_such_request(log: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "r9", "--from", log]) == NO
     err = capsys.readouterr().err

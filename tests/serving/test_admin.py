@@ -71,14 +71,23 @@ async def test_drain_and_resume() -> None:
         b'{"role": "decode", "url": "file:///etc/passwd"}',
         b'{"role": "decode", "url": "http://user:pw@h:1"}',
         b'{"role": "decode", "url": "http://h:1", "more": 1}',
+        b'{"role": "decode", "url": "ftp://user:pw@h:1"}',
+        b'{"role": "decode", "url": "user:pw@h:1"}',
+        b'{"role": "decode", "url": "http://user:pw@h:99999"}',
+        b'{"role": "decode", "url": "http://h:0"}',
         b'{"role": "decode", "url": "http://169.254.169.254:80"}',
+        b'{"role": "decode", "url": "http://[::ffff:169.254.169.254]:80"}',
+        b'{"role": "decode", "url": "http://0xa9fea9fe:80"}',
+        b'{"role": "decode", "url": "http://2852039166:80"}',
+        b'{"role": "decode", "url": "http://0:80"}',
     ],
 )
 async def test_wrong_worker_is_refused(body: bytes) -> None:
     async with rig(1, 1) as r:
         async with r.client.post(r.url + "/workers", data=body) as response:
             assert response.status == 400
-            assert "error" in await response.json()
+            error = (await response.json())["error"]["message"]
+            assert "pw" not in error.replace("/etc/passwd", "")
         assert len(r.router.endpoints()) == 2
 
 
@@ -138,6 +147,45 @@ async def test_admin_key_is_another_one() -> None:
             async with r.client.get(r.url + "/workers", headers=headers) as response:
                 assert response.status == status
         async with r.client.get(r.url + "/health") as response:
+            assert response.status == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "why"),
+    [
+        ({"Host": "evil.example"}, "evil.example"),  # whose name points here
+        ({"Host": "127.0.0.1.evil.example:80"}, "evil.example"),
+        ({"Origin": "http://evil.example"}, "a page of"),
+        ({"Origin": "null"}, "a page of"),
+        ({"X-Forwarded-For": "203.0.113.9"}, "proxy (X-Forwarded-For)"),
+        ({"Forwarded": "for=203.0.113.9"}, "proxy (Forwarded)"),
+    ],
+)
+async def test_without_an_admin_key_operators_are_on_this_machine(
+    headers: dict[str, str], why: str
+) -> None:
+    wanted = json.dumps({"role": "decode", "url": "http://h:1"}).encode()
+    async with rig(1, 1) as r:
+        for method, path in (
+            ("POST", "/workers"),
+            ("GET", "/workers"),
+            ("GET", "/eldr/decisions"),
+            ("POST", "/eldr/partition"),
+            ("GET", "/eldr/data"),
+            ("GET", "/eldr/events"),
+        ):
+            call = r.client.request(method, r.url + path, data=wanted, headers=headers)
+            async with call as response:
+                error = (await response.json())["error"]
+                assert (response.status, error["type"]) == (403, "not_local"), path
+                assert why in error["message"]
+        for name in ("localhost", "127.0.0.1:9", "[::1]:8443"):
+            local = {"Host": name, "Origin": f"https://{name}"}
+            async with r.client.get(r.url + "/workers", headers=local) as response:
+                assert response.status == 200
+    async with rig(1, 1, admin_key="k") as r:
+        headers = {**headers, "Authorization": "Bearer k"}
+        async with r.client.get(r.url + "/workers", headers=headers) as response:
             assert response.status == 200
 
 

@@ -16,6 +16,8 @@ from eldr.serving.origins import Client
 from eldr.serving.pool import Pool
 from eldr.serving.prefill_pool import PrefillPool
 from eldr.serving.retry import RetryBudget, RetryRules, Tries
+from tests.serving.mocks.worker import MockWorker, workers
+from tests.serving.rig import rig, until
 
 RULES = Rules(failures=3, pause=2.0, ramp=10.0, check_failures=2)
 
@@ -171,3 +173,32 @@ async def test_prefix_affinity_is_stable_and_bounded() -> None:
         assert endpoint is not None
         endpoint.running += 1
     assert max(m.running for m in members[1:]) <= 13  # 1.25 x 10, rounded up
+
+
+class _Redirecting(MockWorker):
+    """A worker behind a proxy that at some time sends everybody to its login page."""
+
+    away = ""
+
+    async def _get(self, path: str, writer: asyncio.StreamWriter) -> bool:
+        if not self.away:
+            return await super()._get(path, writer)
+        writer.write(f"HTTP/1.1 302 X\r\nLocation: {self.away}{path}\r\n".encode())
+        writer.write(b"Content-Length: 0\r\n\r\n")
+        await writer.drain()
+        return True
+
+
+async def test_redirects_are_not_followed() -> None:
+    elsewhere, prefill, decode = (
+        MockWorker("decode"),
+        _Redirecting("prefill"),
+        _Redirecting("decode"),
+    )
+    options = {"health_interval": 0.02, "health_failures": 1}
+    async with workers(elsewhere), rig([prefill], [decode], **options) as r:
+        prefill.away = decode.away = elsewhere.url
+        await until(lambda: not r.router.decode.able() and not r.router.prefill.able())
+        async with r.client.get(r.url + "/v1/models") as response:
+            assert response.status == 503
+    assert not elsewhere.gets

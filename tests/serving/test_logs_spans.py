@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Iterator
@@ -48,6 +49,33 @@ def test_console_lines(root: logging.Logger, capsys: pytest.CaptureFixture[str])
     root.info("not shown")
     root.warning("shown")
     assert capsys.readouterr().err.rstrip().endswith("WARNING root: shown")
+
+
+@pytest.mark.parametrize(
+    "header", [b"Bearer s3cret\nX: 1", b"Bearer s3cret\x01", b"Bearer s3cret" + b"x" * 20000]
+)
+async def test_header_that_is_no_http_is_not_logged(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str], header: bytes
+) -> None:
+    """aiohttp quotes what it cannot read, and that may be a key with a line end at its end."""
+    async with rig(1, 1) as r:
+        logs.set_up("debug", "json")
+        reader, writer = await asyncio.open_connection(*r.url.removeprefix("http://").split(":"))
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: %b\r\n\r\n" % header
+        )
+        assert b" 400 " in await reader.readline()
+        writer.close()
+        logging.getLogger("aiohttp.server").error("something else")
+    err = capsys.readouterr().err
+    assert "s3cret" not in err
+    assert "something else" in err
+
+
+def test_pods_are_not_logged(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.set_up("debug", "console")
+    logging.getLogger("kubernetes.client.rest").debug("response body: %s", "s3cret")
+    assert "s3cret" not in capsys.readouterr().err
 
 
 async def test_spans_are_children_of_the_clients_trace() -> None:

@@ -12,9 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from eldr.geometry import Geometry
 from eldr.serving.decision_log import DecisionLog, read_decisions
 from eldr.serving.experiment import Experiment, Mean, difference, half_width
+from eldr.serving.state import Router
 from eldr.signature import decode
 from tests.serving.mocks.worker import MockWorker, Plan
-from tests.serving.rig import Rig, rig, until
+from tests.serving.rig import Rig, events, rig, until
 
 GEOMETRY = Geometry(2, 8, 2)
 
@@ -117,6 +118,36 @@ async def test_decision_log_has_decisions_outcomes_and_signatures(tmp_path: Path
         assert set(row["candidates"]) == set(row["scores"])
         assert row["shadows"]["round_robin"] in row["candidates"]
         assert decode(row["signature"], GEOMETRY).tokens == row["prompt_tokens"]
+
+
+async def test_every_decided_request_is_logged_however_it_ended(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    async with rig(1, 1, attempts=1, decision_log=str(path)) as r:
+        r.decode[0].plan = Plan(reset="answer")
+        assert (await r.complete())[0] == 502
+        r.decode[0].plan = Plan(stall=1)
+        body = {"prompt": "x", "stream": True}
+        async with r.client.post(r.url + "/v1/completions", json=body) as response:
+            await response.content.readany()
+        await until(lambda: r.router.decode.fleet.running == 0)  # the client has gone
+        r.decode[0].plan = Plan(status=400)
+        assert (await r.complete())[0] == 400
+    outcomes = [row["outcome"] for row in read_decisions(str(path))]
+    assert outcomes == ["worker_error", "cancelled", "client_error"]
+
+
+async def test_request_that_cannot_be_noted_is_answered_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no room")
+
+    monkeypatch.setattr(Router, "observe", fail)
+    async with rig(1, 1) as r:
+        assert (await r.complete())[0] == 200
+        status, raw = await r.stream()
+        assert (status, events(raw)[-1]) == (200, b"[DONE]")
+    assert caplog.text.count("not noted") == 2
 
 
 def test_decision_log_rotates_and_survives_a_disk_that_fails(tmp_path: Path) -> None:

@@ -85,12 +85,20 @@ def test_wrong_files_name_file_key_and_reason(tmp_path: Path, content: str, says
         ({"decode": ("http://d:1", "http://d:1")}, "twice"),
         ({"tau": -0.1}, "tau"),
         ({"retry_budget": float("inf")}, "retry_budget"),
+        ({"retry_growth": float("nan")}, "retry_growth"),
+        ({"ab": ("random", "round_robin"), "policy": "random"}, "leave policy random out"),
+        ({"shadow": ("random", "random")}, "different policies"),
+        ({"api_key": ("k", "")}, "an empty key is none"),
+        ({"worker_key": "k\r\nX-Evil: 1"}, "worker_key: a key is"),
+        ({"api_key": ("k",), "admin_key": "k"}, "choose another one"),
+        ({"decode": ("http://u:s3cret@d:1",)}, r"http://\.\.\.@d:1: no user or password"),
     ],
 )
 def test_values_out_of_range(options: dict[str, object], says: str) -> None:
     given = {"prefill": ("http://p:1",), "decode": ("http://d:1",), **options}
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=says) as caught:
         RouterConfig(**given)
+    assert "s3cret" not in str(caught.value)
 
 
 def test_show_config_prints_origins_and_no_secret(

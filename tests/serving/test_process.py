@@ -16,6 +16,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from eldr.demo.ports import free_ports
 from eldr.geometry import Geometry
@@ -74,6 +76,24 @@ async def test_worker_that_does_not_answer_is_named_with_time_and_last_error() -
     assert dead in err
     assert "0.5 s" in err
     assert "last error" in err
+
+
+async def test_redirect_is_no_answer_of_a_worker() -> None:
+    """A worker behind a login page is not there, and nobody may send the router elsewhere."""
+    elsewhere = MockWorker("decode")
+
+    async def redirect(request: web.Request) -> web.Response:
+        raise web.HTTPFound(elsewhere.url + request.path)
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", redirect)
+    async with workers(elsewhere), TestServer(app) as server:
+        url = str(server.make_url("")).rstrip("/")
+        command = _command([url], [url], "--port", "0", "--startup-timeout", "0.5")
+        code, err = await _fails(*command)
+    assert code == 3
+    assert "HTTP 302" in err
+    assert not elsewhere.gets
 
 
 async def test_port_in_use_is_said_before_workers_are_waited_for() -> None:

@@ -107,6 +107,8 @@ def test_decision_log_of_a_router(tmp_path):
     made = load(path)
     assert made.times.tolist() == [0.0, 2.5]
     assert (made.input_tokens.tolist(), made.output_tokens.tolist()) == ([100, 50], [20, 7])
+    older = path.rename(tmp_path / "decisions.jsonl.1")
+    assert load(older).times.tolist() == made.times.tolist()
 
 
 @pytest.mark.parametrize(
