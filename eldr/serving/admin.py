@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable
+from typing import Annotated
 
 import msgspec
 from aiohttp import web
@@ -13,6 +14,7 @@ from eldr.serving.config import ConfigError
 from eldr.serving.errors import ClientError, StartError
 from eldr.serving.follow import follow
 from eldr.serving.metrics import Metrics
+from eldr.serving.pool import Pool
 from eldr.serving.state import Router
 from eldr.serving.strangers import Operators
 from eldr.serving.web import json_answer, refusal
@@ -20,12 +22,13 @@ from eldr.serving.web import json_answer, refusal
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LARGEST_PARTITION = 2**28
+_LONGEST_NUMBER = 9
 
 
 class _Worker(msgspec.Struct, forbid_unknown_fields=True):
     role: str
     url: str
-    rank: int | None = None
+    rank: Annotated[int, msgspec.Meta(ge=0, lt=2**16)] | None = None
 
 
 class Admin:
@@ -77,18 +80,21 @@ class Admin:
         name = await self._router.add_worker(wanted.role, wanted.url, wanted.rank)
         return json_answer({"name": name}, 201)
 
+    def _named(self, request: web.Request) -> tuple[Pool, str]:
+        return self._router.member(request.query.get("name", ""), request.query.get("role", ""))
+
     async def remove_worker(self, request: web.Request) -> web.StreamResponse:
-        """DELETE /workers?name=N: takes no new requests and leaves when its last one has ended."""
-        pool, name = self._router.member(request.query.get("name", ""))
+        """DELETE /workers?name=N[&role=R]: no new requests; leaves when its last one has ended."""
+        pool, name = self._named(request)
         pool.leave(name)
         return json_answer({"name": name, "leaving": pool.get(name) is not None})
 
     async def drain_worker(self, request: web.Request) -> web.StreamResponse:
-        """POST /workers/drain?name=N[&draining=false]: stops or resumes new requests."""
+        """POST /workers/drain?name=N[&role=R][&draining=false]: stops or resumes new requests."""
         draining = request.query.get("draining", "true")
         if draining not in ("true", "false"):
             raise _bad("draining must be true or false")
-        pool, name = self._router.member(request.query.get("name", ""))
+        pool, name = self._named(request)
         pool.drain(name, draining == "true")
         return json_answer({"name": name, "draining": draining == "true"})
 
@@ -98,8 +104,8 @@ class Admin:
         if following not in ("0", "1"):
             raise _bad("follow must be 0 or 1")
         text = request.query.get("limit", "100" if following == "0" else "0")
-        if not (text.isascii() and text.isdigit()):
-            raise _bad("limit must be a number")
+        if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER):
+            raise _bad(f"limit must be a number of up to {_LONGEST_NUMBER} digits")
         buffer = self._router.decisions
         if following == "1":
             return await follow(request, buffer, int(text), self._stopping)
@@ -119,7 +125,8 @@ class Admin:
 
     async def load_partition(self, request: web.Request) -> web.StreamResponse:
         """POST /eldr/partition with the file as body: decisions from now on use it."""
-        raw = await request.read()
+        # Not `max_body`: an operator may set that below the size of a partition.
+        raw = await request.clone(client_max_size=_LARGEST_PARTITION).read()
         with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
             file.write(raw)
             file.flush()

@@ -7,7 +7,6 @@ import logging
 import time
 from contextlib import suppress
 
-import aiohttp
 from aiohttp import web
 
 from eldr.serving.bodies import parse
@@ -15,6 +14,7 @@ from eldr.serving.call import Call, Incoming, open_call
 from eldr.serving.deadlines import Deadlines
 from eldr.serving.errors import ClientError
 from eldr.serving.logs import request_id
+from eldr.serving.models import first_models
 from eldr.serving.request import Request
 from eldr.serving.security import Keys, refuse_media_urls
 from eldr.serving.state import Router
@@ -24,7 +24,6 @@ from eldr.serving.web import as_headers, as_response, json_answer, refusal, refu
 log = logging.getLogger(__name__)
 
 CHAT = "/v1/chat/completions"
-_MODELS_SECONDS = 5.0
 _CLIENT_GONE = 499
 # A request whose time is over is ended by its worker's deadline; this is for what does not see it.
 _GRACE_SECONDS = 5.0
@@ -170,19 +169,9 @@ class Surface:
             self._keys.check(request.headers.get("Authorization"))
         except ClientError as error:
             return refusal(request, error)
-        for endpoint in self._router.endpoints():
-            try:
-                async with (
-                    asyncio.timeout(_MODELS_SECONDS),
-                    self._router.session.get(
-                        endpoint.route("/v1/models"), allow_redirects=False
-                    ) as response,
-                ):
-                    raw = await response.read()
-                    if response.status == 200:
-                        return json_answer(raw)
-            except (aiohttp.ClientError, OSError) as error:
-                log.info("/v1/models of %s: %s", endpoint.name, error or type(error).__name__)
+        raw = await first_models(self._router.session, self._router.endpoints())
+        if raw is not None:
+            return json_answer(raw)
         return refusal(request, ClientError(503, "no_worker", "no worker answers /v1/models"))
 
     async def health(self, request: web.Request) -> web.StreamResponse:

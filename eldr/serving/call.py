@@ -10,6 +10,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 from eldr.serving.bodies import Body
+from eldr.serving.errors import legible
 from eldr.serving.prefill_pool import PREFIX_BYTES
 from eldr.serving.relay import Client
 
@@ -60,8 +61,8 @@ class Call:
     Attributes:
         client: the client's side.
         path: API path, the same on both legs.
-        request_id: the client's X-Request-Id, or a fresh one.
-        session: session key for affinity, or None.
+        request_id: the client's X-Request-Id, or a fresh one, as logs and JSON can hold it.
+        session: session key for affinity, or None, likewise.
         headers: header lines that both legs get, ready to be sent.
         prefix: first bytes of the prompt, for prefill affinity.
         expires: loop time at which the request ends, whatever it does.
@@ -116,4 +117,13 @@ def open_call(client: Incoming, body: Body, expires: float) -> Call:
     prefix = bytes(memoryview(prompt)[:PREFIX_BYTES])
     session = given.get("x-session-id")
     headers = lines.encode("utf-8", "surrogateescape")
-    return Call(client, client.path, body, request_id, session, headers, prefix, expires)
+    return Call(
+        client,
+        client.path,
+        body,
+        legible(request_id),
+        None if session is None else legible(session),
+        headers,
+        prefix,
+        expires,
+    )

@@ -32,11 +32,17 @@ class ClientError(Exception):
         return error_body(str(self), self.kind, self.status)
 
 
+def legible(text: str) -> str:
+    """What a client sent, as logs and JSON can hold it: bytes that are no UTF-8 are replaced."""
+    if text.isascii():
+        return text
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def error_body(message: str, kind: str, status: int) -> bytes:
     """`{"error": {...}}` as OpenAI clients and vLLM spell it."""
-    return orjson.dumps(
-        {"error": {"message": message, "type": kind, "param": None, "code": status}}
-    )
+    error = {"message": legible(message), "type": kind, "param": None, "code": status}
+    return orjson.dumps({"error": error})
 
 
 def error_event(message: str, kind: str, status: int) -> bytes:

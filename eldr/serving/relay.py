@@ -62,7 +62,8 @@ async def relay_events(upstream: Connection, client: Client, first: bytes) -> in
 
     Raises:
         Truncated: the stream ended, cleanly or not, without `[DONE]`; all that was written are
-            complete events.
+            complete events, except that a longer one than `_LONGEST_EVENT` may be cut off, with
+            an empty line after it.
     """
     chunk, tail, last, events = first, b"", b"", -1  # the end mark does not count
     while chunk:
@@ -78,8 +79,10 @@ async def relay_events(upstream: Connection, client: Client, first: bytes) -> in
         try:
             chunk = await upstream.read()
         except UpstreamError as error:
+            await _close_event(client, last)
             raise Truncated(error) from error
     if not _ended(last, tail):
+        await _close_event(client, last)
         raise Truncated(UpstreamError("reset", True, "the stream ended without its end mark"))
     if tail:
         await client.write(tail)
@@ -91,6 +94,12 @@ def _last_event_end(chunk: bytes) -> int:
     """Length of the part of `chunk` that holds whole events."""
     ends = [end + len(mark) for mark in _EVENT_END if (end := chunk.rfind(mark)) >= 0]
     return max(ends, default=0)
+
+
+async def _close_event(client: Client, last: bytes) -> None:
+    """Ends an event that was passed on in part, so that another can follow."""
+    if last and not last.endswith(_EVENT_END):
+        await client.write(b"\n\n")
 
 
 def _ended(last: bytes, tail: bytes) -> bool:

@@ -115,15 +115,18 @@ def refuse_media_urls(body: Body) -> None:
 
 def _media_url(value: Any) -> str | None:
     """The first key ending in `_url` whose target is not inline data."""
-    if isinstance(value, list):
-        return next((k for item in value if (k := _media_url(item)) is not None), None)
-    if not isinstance(value, dict):
-        return None
-    for key, inner in value.items():
-        if key.endswith("_url"):
-            target = inner.get("url") if isinstance(inner, dict) else inner
-            if isinstance(target, str) and not target.lower().startswith("data:"):
-                return str(key)
-        elif (found := _media_url(inner)) is not None:
-            return found
+    # Not recursive: JSON may be nested more deeply than Python's calls.
+    stack = [value]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, list):
+            stack.extend(reversed(value))
+        elif isinstance(value, dict):
+            for key, inner in value.items():
+                if not key.endswith("_url"):
+                    stack.append(inner)
+                    continue
+                target = inner.get("url") if isinstance(inner, dict) else inner
+                if isinstance(target, str) and not target.lower().startswith("data:"):
+                    return str(key)
     return None

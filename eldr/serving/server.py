@@ -25,6 +25,7 @@ from eldr.serving.operator_page import OperatorPage
 from eldr.serving.policy import live_policies
 from eldr.serving.security import is_loopback, server_tls
 from eldr.serving.state import Router
+from eldr.serving.web import json_errors
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +165,7 @@ async def listening(router: Router, sockets: dict[str, socket.socket]) -> AsyncI
     tls = server_tls(config.tls_cert, config.tls_key, config.tls_client_ca)
     async with AsyncExitStack() as stack:
         for name, listener in sockets.items():
-            app = web.Application(client_max_size=config.max_body)
+            app = web.Application(client_max_size=config.max_body, middlewares=[json_errors])
             surface = Surface(router)
             if name == "main":
                 surface.add_to(app)

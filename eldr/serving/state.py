@@ -61,7 +61,7 @@ class Router:
     refits: Refits | None = None
     stopping: bool = False
     draining: bool = False
-    _joining: set[str] = field(default_factory=set)
+    _joining: set[tuple[Role, str]] = field(default_factory=set)
 
     def endpoints(self) -> list[Endpoint]:
         """All workers of both pools, decode first."""
@@ -108,24 +108,23 @@ class Router:
             ConfigError: no such role, or not a worker URL.
             StartError: it does not answer, or serves another model.
         """
-        if role not in ("prefill", "decode"):
-            raise ConfigError(f"role must be prefill or decode, got {role!r}")
-        pool: Pool = self.prefill if role == "prefill" else self.decode
+        pool = self.pool(role)
         endpoint = make_endpoint(self.config, self.client, pool.role, url, rank)
         known = pool.get(endpoint.name)
-        if known is not None or endpoint.name in self._joining:
+        joining = (pool.role, endpoint.name)
+        if known is not None or joining in self._joining:
             if known is not None and known.leaving:
                 pool.drain(known.name, draining=False)  # it changed its mind
                 return known.name
             raise ConfigError(f"{role} worker {endpoint.name} is in the pool already")
-        self._joining.add(endpoint.name)
+        self._joining.add(joining)
         try:
             await wait_for(self.session, [endpoint], _JOIN_SECONDS)
             if role == "prefill":
                 self._fits(await geometry_of(self.session, [endpoint], required_by=None), endpoint)
             pool.join(endpoint)
         finally:
-            self._joining.discard(endpoint.name)
+            self._joining.discard(joining)
         pool.on_event(endpoint, "joined")
         log.info("%s worker %s joined", role, endpoint.name)
         return endpoint.name
@@ -136,16 +135,29 @@ class Router:
         if found is not None and mine is not None and found != mine:
             raise StartError(f"{endpoint.base} serves {found}, the other workers serve {mine}")
 
-    def member(self, name: str) -> tuple[Pool, str]:
-        """The pool that a worker is in.
+    def pool(self, role: str) -> Pool:
+        """The pool of a role.
 
         Raises:
-            ConfigError: no such worker.
+            ConfigError: no such role.
         """
-        for pool in (self.prefill, self.decode):
-            if pool.get(name) is not None:
-                return pool, name
-        raise ConfigError(f"no worker {name!r}; see GET /workers")
+        if role not in ("prefill", "decode"):
+            raise ConfigError(f"role must be prefill or decode, got {role!r}")
+        return self.prefill if role == "prefill" else self.decode
+
+    def member(self, name: str, role: str = "") -> tuple[Pool, str]:
+        """The pool that a worker is in; one engine may be in both.
+
+        Raises:
+            ConfigError: no such worker, or two of that name and no role.
+        """
+        pools = [self.pool(role)] if role else [self.prefill, self.decode]
+        found = [pool for pool in pools if pool.get(name) is not None]
+        if not found:
+            raise ConfigError(f"no worker {name!r}; see GET /workers")
+        if len(found) > 1:
+            raise ConfigError(f"{name!r} is in both pools: add role=prefill or role=decode")
+        return found[0], name
 
     def describe_workers(self) -> dict[str, Any]:
         """Both pools as JSON values."""

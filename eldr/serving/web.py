@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -11,6 +13,10 @@ from multidict import CIMultiDict
 from eldr.serving.call import REQUEST_ID
 from eldr.serving.errors import ClientError
 from eldr.serving.upstream import Answer, Pairs
+
+log = logging.getLogger(__name__)
+
+_KINDS = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 
 
 def json_answer(value: Any, status: int = 200) -> web.Response:
@@ -46,3 +52,26 @@ def as_response(answer: Answer) -> web.Response:
 def as_headers(pairs: Pairs) -> CIMultiDict[str]:
     """Headers in aiohttp's words."""
     return CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in pairs)
+
+
+@web.middleware
+async def json_errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Errors that no route made, an unknown path or a bug, look like all others to a client."""
+    try:
+        return await handler(request)
+    except web.HTTPError as error:
+        kind = _KINDS.get(error.status, "invalid_request_error")
+        text = f"{request.method} {request.path}: {error.reason}"
+        answer = refusal(request, ClientError(error.status, kind, text))
+        if "Allow" in error.headers:
+            answer.headers["Allow"] = error.headers["Allow"]
+        return answer
+    except ConnectionResetError:  # the client has gone
+        raise
+    except Exception:
+        if request.writer.output_size > 0:
+            raise  # half an answer is out: the connection must end
+        log.exception("%s %s failed inside the router", request.method, request.path)
+        return refusal(request, ClientError(500, "router_error", "internal router error"))

@@ -201,6 +201,7 @@ PROPERTIES = (
             (b'{"prompt":"\\ud800"}', False),
             (b'{"messages":[{"a_url":{"url":"http:"}}]}', True),
             (b'{"prompt":["aaaaaaaaaa",3]}', False),
+            (b'{"messages":' + b"[" * 900 + b'{"a_url":"x"}' + b"]" * 900 + b"}", True),
         ),
     ),
     Property(prefill_answer, 6, (_answers,)),

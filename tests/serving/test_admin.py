@@ -91,13 +91,54 @@ async def test_wrong_worker_is_refused(body: bytes) -> None:
         assert len(r.router.endpoints()) == 2
 
 
+@pytest.mark.parametrize("rank", [-1, 65536, 10**30])
+async def test_impossible_rank_is_refused(rank: int) -> None:
+    async with rig(1, 1) as r:
+        wanted = {"role": "decode", "url": r.decode[0].url, "rank": rank}
+        async with r.client.post(r.url + "/workers", json=wanted) as response:
+            assert response.status == 400
+        async with r.client.get(r.url + "/workers") as response:
+            assert len((await response.json())["decode"]) == 1
+
+
+async def test_one_engine_in_both_pools_is_named_with_its_role() -> None:
+    both = MockWorker("decode")
+    async with rig([both], 1) as r:
+        async with r.client.post(
+            r.url + "/workers", json={"role": "decode", "url": both.url}
+        ) as response:
+            assert response.status == 201
+        name = {"name": both.url}
+        async with r.client.delete(r.url + "/workers", params=name) as response:
+            assert response.status == 400
+            assert "role=" in (await response.json())["error"]["message"]
+        for role, status in (("neither", 400), ("decode", 200), ("decode", 400)):
+            query = {**name, "role": role}
+            async with r.client.delete(r.url + "/workers", params=query) as response:
+                assert response.status == status
+        assert [e.name for e in r.router.prefill.endpoints] == [both.url]
+        assert [e.name for e in r.router.decode.endpoints] == [r.decode[0].url]
+
+
+async def test_bug_in_a_route_is_a_json_error_and_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with rig(1, 1) as r:
+        monkeypatch.setattr(type(r.router), "describe_workers", lambda _: 1 / 0)
+        async with r.client.get(r.url + "/workers") as response:
+            assert response.status == 500
+            assert (await response.json())["error"]["type"] == "router_error"
+    assert "GET /workers failed inside the router" in caplog.text
+
+
 async def test_unknown_names_are_refused() -> None:
     async with rig(1, 1) as r:
         for method, path in (("DELETE", "/workers"), ("POST", "/workers/drain")):
             async with r.client.request(method, r.url + path, params={"name": "x"}) as response:
                 assert response.status == 400
-        async with r.client.get(r.url + "/eldr/decisions?limit=x") as response:
-            assert response.status == 400
+        for limit in ("x", "-1", "9" * 100, "9" * 5000):
+            async with r.client.get(r.url + f"/eldr/decisions?limit={limit}") as response:
+                assert response.status == 400
 
 
 async def test_partition_is_shown_and_replaced(tmp_path: Path) -> None:
@@ -105,7 +146,9 @@ async def test_partition_is_shown_and_replaced(tmp_path: Path) -> None:
     prefill = MockWorker("prefill", geometry=geometry)
     first = save_partition(geometry, [[0, 1], [8, 9]])
     second = save_partition(geometry, [[8, 9], [0, 1]])
-    async with rig([prefill], 2, policy="locality_band", partition=first) as r:
+    # A limit of clients' bodies does not hold for the operator's.
+    options = {"policy": "locality_band", "partition": first, "max_body": 100}
+    async with rig([prefill], 2, **options) as r:
         await r.complete()
         assert len(r.decode[0].seen) == 1
         async with r.client.get(r.url + "/eldr/partition") as response:
@@ -248,6 +291,18 @@ async def test_media_url_behind_an_escape_is_refused_as_well() -> None:
         r.client.post(r.url + "/v1/chat/completions", data=raw) as response,
     ):
         assert response.status == 400
+
+
+@pytest.mark.parametrize("depth", [10, 600, 1000])
+async def test_media_url_is_found_at_any_depth(depth: int) -> None:
+    nested = b'[{"a":' * (depth // 2) + b'{"image_url":"http://x"}' + b"}]" * (depth // 2)
+    lists = b"[" * depth + b'{"image_url":"http://x"}' + b"]" * depth
+    async with rig(1, 1) as r:
+        for messages in (nested, lists):
+            raw = b'{"messages":%b}' % messages
+            async with r.client.post(r.url + "/v1/chat/completions", data=raw) as response:
+                assert response.status == 400
+        assert not r.prefill[0].seen
 
 
 async def test_body_and_header_limits() -> None:

@@ -68,6 +68,23 @@ async def test_t06_models_with_a_dead_worker() -> None:
             assert (await response.json())["data"][0]["id"] == "m"
 
 
+async def test_t06_models_with_hung_workers_are_as_quick() -> None:
+    hung = [MockWorker("decode") for _ in range(6)]
+    async with rig(1, hung) as r:
+        never = asyncio.Event()
+        for worker in hung:
+            worker.models_gate = never
+        async with asyncio.timeout(5.0), r.client.get(r.url + "/v1/models") as response:
+            assert response.status == 200
+        r.prefill[0].models_gate = never
+        await r.prefill[0].kill()
+        for worker in hung:
+            await worker.kill()
+        async with r.client.get(r.url + "/v1/models") as response:
+            assert response.status == 503
+            assert (await response.json())["error"]["type"] == "no_worker"
+
+
 async def test_t08_streaming_through_both_legs() -> None:
     async with rig(1, 1) as r:
         status, raw = await r.stream()

@@ -107,6 +107,20 @@ async def test_worker_that_returns_while_it_leaves_stays() -> None:
         assert all(not row["draining"] for row in r.router.decode.fleet.status())
 
 
+async def test_engine_in_both_pools_joins_and_leaves_each() -> None:
+    both = MockWorker("decode")
+    async with workers(both), rig(1, 1) as r:
+        others = {Member("prefill", r.prefill[0].url), Member("decode", r.decode[0].url)}
+        twice = {Member("prefill", both.url), Member("decode", both.url)}
+        await reconcile(r.router, frozenset(others | twice))
+        assert {(e.role, e.name) for e in r.router.endpoints()} == {
+            (member.role, member.url) for member in others | twice
+        }
+        await reconcile(r.router, frozenset(others | {Member("prefill", both.url)}))
+        assert [e.name for e in r.router.decode.endpoints] == [r.decode[0].url]
+        assert both.url in {e.name for e in r.router.prefill.endpoints}
+
+
 async def test_source_that_names_nobody_is_not_believed() -> None:
     async with rig(1, 2) as r:
         await reconcile(r.router, frozenset())

@@ -175,6 +175,20 @@ async def test_half_an_event_is_never_passed_on() -> None:
         assert got[2:] == [b"[DONE]"]
 
 
+@pytest.mark.parametrize("missing", [0, 1], ids=["ended", "broken"])
+async def test_huge_event_that_is_torn_is_closed_before_the_error_event(missing: int) -> None:
+    """Passed on in pieces, since it is too long to wait for its end."""
+    part = b'data: {"choices": []}\n\ndata: {"choices": [{"text": "' + b"x" * 3_000_000
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n"
+    async with rig(1, 1) as r:
+        r.decode[0].plan = Plan(raw=head % (len(part) + missing) + part)
+        _, raw = await r.stream()
+        got = events(raw)
+        assert got[1].startswith(b'{"choices": [{"text": "xxx')
+        assert json.loads(got[2])["error"]["code"] == 502
+        assert got[3:] == [b"[DONE]"]
+
+
 async def test_first_event_that_is_an_error_is_retried_elsewhere() -> None:
     async with rig(1, 2, policy="round_robin") as r:
         r.decode[0].plan = Plan(error_event={"error": {"message": "KV load failed", "code": 500}})

@@ -7,10 +7,13 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
+from yarl import URL
 
 from eldr.serving.deadlines import Deadlines
+from eldr.serving.decision_log import read_decisions
 from tests.serving.mocks.worker import Plan
 from tests.serving.rig import Rig, rig, until
 
@@ -242,3 +245,44 @@ async def test_request_past_its_deadline_is_cancelled_and_others_are_not() -> No
     for task in (early, watching):
         task.cancel()
     await asyncio.gather(early, watching, return_exceptions=True)
+
+
+async def test_header_that_is_no_utf8_passes_as_it_is_and_breaks_no_report(tmp_path: Path) -> None:
+    log = tmp_path / "decisions.jsonl"
+    odd = b"X-Request-Id: a\xff\r\nX-Session-ID: \xfe\r\n"
+    async with (
+        rig(1, 1, policy="session", decision_log=str(log)) as r,
+        connected(r) as (reader, writer),
+    ):
+        for _ in range(2):
+            writer.write(REQUEST.replace(b"Host: x\r\n", b"Host: x\r\n" + odd))
+            assert (await answer(reader))[0] == 200
+        for worker in (*r.prefill, *r.decode):
+            assert worker.seen[0].headers["x-request-id"].encode("latin-1") == b"a\xff"
+        async with r.client.get(r.url + "/eldr/decisions") as response:
+            rows = (await response.json())["decisions"]
+        assert [(row["request_id"], row["branch"]) for row in rows] == [("a\ufffd", "home")] * 2
+        assert r.router.metrics.requests.counts == {("/v1/completions", "ok"): 2}
+    assert [row["request_id"] for row in read_decisions(str(log))] == ["a\ufffd"] * 2
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("POST", "/v1/embeddings", 404, "not_found"),
+        ("POST", "/v1/completions/", 404, "not_found"),
+        ("GET", "/v1/completions", 405, "method_not_allowed"),
+        ("GET", "/%ff", 404, "not_found"),
+    ],
+)
+async def test_t13_unknown_routes_are_told_in_json(
+    method: str, path: str, status: int, kind: str
+) -> None:
+    async with rig(1, 1) as r:
+        url = URL(r.url + path, encoded=True)
+        headers = {"X-Request-Id": "mine"}
+        async with r.client.request(method, url, headers=headers) as response:
+            assert (response.status, response.headers["X-Request-Id"]) == (status, "mine")
+            error = (await response.json())["error"]
+            assert (error["code"], error["type"]) == (status, kind)
+            assert ("Allow" in response.headers) == (status == 405)

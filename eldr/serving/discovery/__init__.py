@@ -58,9 +58,8 @@ async def reconcile(router: Router, wanted: frozenset[Member]) -> None:
         if member.role not in kinds:
             log.warning("discovery names no %s worker: keeping %s", member.role, endpoint.name)
             continue
-        pool, name = router.member(endpoint.name)
-        pool.leave(name)
-        log.info("discovery: %s worker %s leaves", member.role, name)
+        router.pool(member.role).leave(endpoint.name)
+        log.info("discovery: %s worker %s leaves", member.role, endpoint.name)
 
 
 async def _add(router: Router, member: Member) -> None:

@@ -83,6 +83,7 @@ class MockWorker:
         count: POST requests so far.
         metrics: body of /metrics, or who makes it; without it there is no such route.
         counters: what /eldr/decode says, likewise.
+        models_gate: answers of /v1/models wait for it.
         keep_seen: whether `seen` grows; long runs leave it out.
     """
 
@@ -115,6 +116,7 @@ class MockWorker:
         self.no_kv = False
         self.metrics: str | Callable[[], str] | None = None
         self.counters: dict[str, Any] | None = None
+        self.models_gate: asyncio.Event | None = None
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -190,6 +192,8 @@ class MockWorker:
         if path == "/health":
             _write(writer, 200 if self.healthy else 503, b"")
         elif path == "/v1/models":
+            if self.models_gate is not None:
+                await self.models_gate.wait()
             _write(writer, 200, b'{"object":"list","data":[{"id":"m","object":"model"}]}')
         elif path == "/eldr/info" and (self.info is not None or self.geometry is not None):
             _write(writer, 200, json.dumps(self.info or self._info()).encode())
