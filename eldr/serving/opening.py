@@ -140,7 +140,7 @@ async def _members(config: RouterConfig) -> tuple[list[Member], Source | None]:
             config.k8s_namespace, config.k8s_prefill, config.k8s_decode, config.k8s_port
         )
         source = KubernetesSource(connect(), selectors, config.discovery_interval)
-        return _complete(await asyncio.to_thread(source.members)), source
+        return _complete(await source.first(config.startup_timeout)), source
     ranks = range(config.decode_ranks) if config.decode_ranks > 1 else (None,)
     prefill = [Member("prefill", url) for url in config.prefill]
     return [*prefill, *(Member("decode", u, r) for u in config.decode for r in ranks)], None

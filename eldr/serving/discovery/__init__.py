@@ -1,7 +1,7 @@
 """Where workers come from while the router runs: one interface, several sources.
 
-A source yields the whole wanted membership whenever it changes; `reconcile` brings the pools there.
-Workers that leave take no new requests and go when their last one has ended.
+A source yields the whole wanted membership whenever it changes; `Membership` brings the pools
+there. Workers that leave take no new requests and go when their last one has ended.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from eldr.serving.config import ConfigError
-from eldr.serving.endpoints import Role
+from eldr.serving.endpoints import Endpoint, Role
 from eldr.serving.errors import StartError
 from eldr.serving.state import Router
 
 log = logging.getLogger(__name__)
+
+# Between two tries to let a worker join; each try asks it for some seconds.
+_AGAIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -39,31 +42,90 @@ class Source(Protocol):
 
 async def follow(source: Source, router: Router) -> None:
     """Keeps a router's pools at what a source says, until cancelled."""
-    async for wanted in source.watch():
-        await reconcile(router, wanted)
-
-
-async def reconcile(router: Router, wanted: frozenset[Member]) -> None:
-    """Adds and removes workers; one that does not answer is reported and tried at the next change.
-
-    A source that names no worker of a kind is not believed: nothing of that kind is removed.
-    """
-    present = {Member(e.role, str(e.base), e.rank): e for e in router.endpoints() if not e.leaving}
-    new = sorted(wanted - present.keys(), key=repr)
-    await asyncio.gather(*(_add(router, member) for member in new))
-    kinds = {member.role for member in wanted}
-    for member, endpoint in present.items():
-        if member in wanted:
-            continue
-        if member.role not in kinds:
-            log.warning("discovery names no %s worker: keeping %s", member.role, endpoint.name)
-            continue
-        router.pool(member.role).leave(endpoint.name)
-        log.info("discovery: %s worker %s leaves", member.role, endpoint.name)
-
-
-async def _add(router: Router, member: Member) -> None:
+    membership = Membership(router)
     try:
-        await router.add_worker(member.role, member.url, member.rank)
-    except (ConfigError, StartError) as error:
-        log.warning("discovery: %s", error)
+        async for wanted in source.watch():
+            membership.want(wanted)
+    finally:
+        await membership.close()
+
+
+class Membership:
+    """Brings a router's pools to the wanted members.
+
+    Who does not answer yet is asked again, for as long as it is wanted. Who is no longer wanted
+    leaves at once, unless none of those that are wanted in its place is there: then it stays until
+    one has joined, and for ever if the source names nobody of its kind, which is not believed.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._wanted: frozenset[Member] = frozenset()
+        self._joining: dict[Member, asyncio.Task[None]] = {}
+
+    def want(self, wanted: frozenset[Member]) -> None:
+        """Sets the wanted members; they join in the background."""
+        self._wanted = wanted
+        for member in self._joining.keys() - wanted:
+            self._joining.pop(member).cancel()
+        new = wanted - self._present().keys() - self._joining.keys()
+        for member in sorted(new, key=repr):
+            self._joining[member] = asyncio.create_task(self._join(member), name="joining")
+        named = {member.role for member in wanted}
+        for endpoint in self._let_go():
+            role, name = endpoint.role, endpoint.name
+            if role in named:
+                log.info("discovery: %s worker %s stays until one in its place answers", role, name)
+            else:
+                log.warning("discovery names no %s worker: keeping %s", role, name)
+
+    def _present(self) -> dict[Member, Endpoint]:
+        return {
+            Member(e.role, str(e.base), e.rank): e
+            for e in self._router.endpoints()
+            if not e.leaving
+        }
+
+    async def _join(self, member: Member) -> None:
+        told = ""
+        try:
+            # Operators may have been faster.
+            while member not in self._present() and (problem := await self._add(member)):
+                if problem != told:
+                    told = problem
+                    log.warning("discovery: %s It is asked again until it answers.", problem)
+                await asyncio.sleep(_AGAIN_SECONDS)
+        finally:
+            if self._joining.get(member) is asyncio.current_task():
+                del self._joining[member]
+        self._let_go()
+
+    async def _add(self, member: Member) -> str | None:
+        """Adds a worker; what is wrong with it, or None."""
+        try:
+            await self._router.add_worker(member.role, member.url, member.rank)
+        except (ConfigError, StartError) as error:
+            return str(error)
+        return None
+
+    def _let_go(self) -> list[Endpoint]:
+        """Lets those leave who may; those who may not."""
+        present = self._present()
+        served = {member.role for member in present.keys() & self._wanted}
+        kept = []
+        for member, endpoint in present.items():
+            if member in self._wanted:
+                continue
+            if member.role not in served:
+                kept.append(endpoint)
+                continue
+            self._router.pool(member.role).leave(endpoint.name)
+            log.info("discovery: %s worker %s leaves", member.role, endpoint.name)
+        return kept
+
+    async def close(self) -> None:
+        """Stops asking those that have not joined."""
+        tasks = list(self._joining.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -12,13 +12,17 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from eldr.serving.config import ConfigError
 from eldr.serving.discovery import Member
-from eldr.serving.endpoints import Role
+from eldr.serving.endpoints import Role, worker_url
 from eldr.serving.errors import StartError
 
 log = logging.getLogger(__name__)
 
 PORT, RANKS = "eldr.ai/port", "eldr.ai/ranks"
+# To connect to the API server, and to wait for its answer.
+_SECONDS = (3.0, 5.0)
+_LONGEST_LINE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,10 @@ class PodSelectors:
 
 
 class KubernetesSource:
-    """Asks the API server for the pods at an interval; a failed question changes nothing."""
+    """Asks the API server for the pods at an interval; a failed question changes nothing.
+
+    Failures are reported once, until it answers again.
+    """
 
     def __init__(self, api: Any, selectors: PodSelectors, interval: float) -> None:
         self._api = api
@@ -49,15 +56,49 @@ class KubernetesSource:
     async def watch(self) -> AsyncIterator[frozenset[Member]]:
         """The members, whenever they differ from before."""
         last: frozenset[Member] | None = None
+        failing = False
         while True:
             try:
                 now = await asyncio.to_thread(self.members)
+            except Exception as error:  # the official client raises many kinds
+                if not failing:
+                    log.warning("kubernetes: %s; the workers stay as they are", _line(error))
+                failing = True
+            else:
+                if failing:
+                    log.info("kubernetes: the API server answers again")
+                failing = False
                 if now != last:
                     last = now
                     yield now
-            except Exception as error:  # the official client raises many kinds
-                log.warning("kubernetes: %s; the workers stay as they are", error)
             await asyncio.sleep(self._interval)
+
+    async def first(self, limit: float) -> frozenset[Member]:
+        """The members, as soon as there is one of each role.
+
+        Raises:
+            StartError: there was none within `limit` seconds; the last reason.
+        """
+        loop = asyncio.get_running_loop()
+        end, told = loop.time() + limit, ""
+        while True:
+            try:
+                now = await asyncio.to_thread(self.members)
+                missing = [r for r in ("prefill", "decode") if all(m.role != r for m in now)]
+                if not missing:
+                    return now
+                why = f"no {' and no '.join(missing)} pod is ready"
+            except Exception as error:  # the official client raises many kinds
+                why = _line(error)
+            if loop.time() >= end:
+                raise StartError(
+                    f"kubernetes: {why} after {limit:g} s. Check the selectors, and that the "
+                    "service account may list pods, or raise --startup-timeout."
+                )
+            if why != told:
+                told = why
+                log.info("kubernetes: %s; waiting", why)
+            await asyncio.sleep(min(self._interval, max(0.0, end - loop.time())))
 
     def members(self) -> frozenset[Member]:
         """The members that the API server knows now; blocks."""
@@ -68,7 +109,9 @@ class KubernetesSource:
             ("decode", chosen.decode),
         )
         for role, selector in roles:
-            pods = self._api.list_namespaced_pod(chosen.namespace, label_selector=selector)
+            pods = self._api.list_namespaced_pod(
+                chosen.namespace, label_selector=selector, _request_timeout=_SECONDS
+            )
             for pod in pods.items:
                 found.update(_members(role, pod, chosen.port))
         return frozenset(found)
@@ -84,8 +127,20 @@ def _members(role: Role, pod: Any, port: int) -> list[Member]:
         log.warning("pod %s: %s and %s must be numbers", pod.metadata.name, PORT, RANKS)
         return []
     host = f"[{pod.status.pod_ip}]" if ":" in pod.status.pod_ip else pod.status.pod_ip
-    url = f"http://{host}:{port}"
+    try:
+        url = str(worker_url(f"http://{host}:{port}"))
+    except ConfigError as error:
+        log.warning("pod %s: %s", pod.metadata.name, error)
+        return []
     return [Member(role, url)] if ranks <= 1 else [Member(role, url, r) for r in range(ranks)]
+
+
+def _line(error: Exception) -> str:
+    """What the client says, in one line."""
+    status, said = getattr(error, "status", None), f"{type(error).__name__}: {error}"
+    if status is not None:  # its text has the answer's headers in it
+        said = f"HTTP {status} {getattr(error, 'reason', '')}: {getattr(error, 'body', '')}"
+    return " ".join(said.split())[:_LONGEST_LINE]
 
 
 def _ready(pod: Any) -> bool:
@@ -113,4 +168,6 @@ def connect() -> Any:
             config.load_kube_config()
         except config.ConfigException as error:
             raise StartError(f"no Kubernetes cluster: {error}") from error
-    return client.CoreV1Api()
+    settings = client.Configuration.get_default_copy()
+    settings.retries = False  # it is asked again anyway, and a stop must not wait for it
+    return client.CoreV1Api(client.ApiClient(settings))
