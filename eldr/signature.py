@@ -3,8 +3,12 @@
 Shared by the engine, which writes it, and by the router, which reads it. NumPy only; the loops of
 `eldr._native` make reading fast, and accept and refuse the same.
 
-Version 1 is lossless. Version 2 adds two smaller forms, which readers of version 1 refuse by their
-version; what they lose is in docs/policies.md:
+Version 1 has counts of one width. Version 2 adds smaller forms, which readers of version 1 refuse
+by their version. One is as exact, and chosen where it is the shortest:
+
+* `spill8`: one byte a count; what exceeds 255 follows, for each count whose byte is 255.
+
+Two lose something, which docs/policies.md tells, and are sent where a configuration asks for them:
 
 * `8bit`: one byte a count, q = floor(255 sqrt(count / peak)), so that its step grows like the noise
   of a count. Never more than was counted, hence as consistent as the exact counts.
@@ -17,7 +21,6 @@ from __future__ import annotations
 import base64
 import binascii
 import importlib
-import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,20 +33,25 @@ import numpy.typing as npt
 from eldr.geometry import Geometry
 
 WIRE_VERSION = 1
-LOSSY_VERSION = 2
+SMALL_VERSION = 2
 FORMS = ("exact", "8bit", "sampled")
 SAMPLE = 128  # tokens
 _MOST_CELLS = 1 << 20  # of a geometry that is not known
 Counts = npt.NDArray[np.uint32]
 
-# Lossless encodings: little-endian counts of the smallest width that holds them, raw or deflated.
+# Encodings of one width: little-endian counts of the smallest that holds them, raw or deflated.
 _DTYPES: dict[str, np.dtype[Any]] = {
     "u8": np.dtype("<u1"),
     "u16": np.dtype("<u2"),
     "u32": np.dtype("<u4"),
 }
+_SPILL = "spill8"
+_TOP = 255  # of a byte
 _ROOT = "root8"
 _DEFLATED = "+deflate"
+# Bytes of a count, and how many of them there can be for each count.
+_WIDTHS = {"u8": 1, "u16": 2, "u32": 4, _ROOT: 1, _SPILL: 1}
+_LIMITS = {**_WIDTHS, _SPILL: 5}
 # Below this many bytes inflating costs the router more time than the bytes cost the network.
 _DEFLATE_FROM = 16_384
 
@@ -53,7 +61,7 @@ def _load_native() -> ModuleType | None:
         module = importlib.import_module("eldr._native")
     except ImportError:
         return None
-    return module if hasattr(module, "widen") else None  # one of another version
+    return module if hasattr(module, "unpack") else None  # one of another version
 
 
 native: ModuleType | None = _load_native()
@@ -70,9 +78,11 @@ class SignatureError(ValueError):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Signature:
     """Counts [L, E] (uint32) of a prompt's hits, with what they cover.
+
+    Nobody changes one; it is not frozen, since that takes four times as long to make.
 
     Attributes:
         counts: hits per (layer, expert), uint32 [L, E]; another type or order is converted.
@@ -88,7 +98,7 @@ class Signature:
 
     def __post_init__(self) -> None:
         # Once here, not in each of the loops over the counts.
-        object.__setattr__(self, "counts", np.ascontiguousarray(self.counts, np.uint32))
+        self.counts = np.ascontiguousarray(self.counts, np.uint32)
 
     @property
     def covered(self) -> float:
@@ -123,23 +133,33 @@ def encode(
     if form == "sampled" and covered > sample:
         counts, extra = _thin(counts, sample, covered), {"sample": sample}
         peak = int(counts.max(initial=0))
-    if form == "8bit" and peak > 255:
+    if form == "8bit" and peak > _TOP:
         name, extra = _ROOT, {"peak": peak}
-        raw = np.floor(255 * np.sqrt(counts / peak)).astype(np.uint8).tobytes()
+        raw = np.floor(_TOP * np.sqrt(counts / peak)).astype(np.uint8).tobytes()
     else:
-        name = next(n for n, dtype in _DTYPES.items() if peak <= np.iinfo(dtype).max)
-        raw = counts.astype(_DTYPES[name]).tobytes()
+        name, raw = _plain(counts, peak)
     long = len(raw) >= _DEFLATE_FROM or "sample" in extra  # who samples wants few bytes
+    small = bool(extra) or name == _SPILL
     if long and len(packed := zlib.compress(raw, 1)) < len(raw):
         name, raw = name + _DEFLATED, packed
     data = base64.b64encode(raw).decode("ascii")
     return {
-        "v": LOSSY_VERSION if extra else WIRE_VERSION,
+        "v": SMALL_VERSION if small else WIRE_VERSION,
         "geometry": geometry.digest,
         "tokens": signature.tokens,
         "coverage": signature.coverage,
         "counts": {"encoding": name, **extra, "data": data},
     }
+
+
+def _plain(counts: npt.NDArray[Any], peak: int) -> tuple[str, bytes]:
+    """The counts' shortest exact encoding and its bytes."""
+    name = next(n for n, dtype in _DTYPES.items() if peak <= np.iinfo(dtype).max)
+    over = counts[counts >= _TOP]
+    if counts.size + 4 * over.size < counts.size * _DTYPES[name].itemsize:
+        low = np.minimum(counts, _TOP).astype(np.uint8).tobytes()
+        return _SPILL, low + (over - _TOP).astype("<u4").tobytes()
+    return name, counts.astype(_DTYPES[name]).tobytes()
 
 
 def _thin(counts: npt.NDArray[Any], sample: int, covered: int) -> npt.NDArray[np.int64]:
@@ -155,18 +175,22 @@ def _thin(counts: npt.NDArray[Any], sample: int, covered: int) -> npt.NDArray[np
 def decode(payload: object, geometry: Geometry) -> Signature:
     """Reads and validates what `encode` wrote, of either version.
 
+    Args:
+        payload: the wire object.
+        geometry: that it must have.
+
     Raises:
         SignatureError: unknown version, another geometry, or anything malformed: wrong types,
             truncated or over-long data, non-finite or out-of-range coverage, counts that no
             `tokens` tokens could have made.
     """
-    if not isinstance(payload, Mapping):
+    if not isinstance(payload, dict):
         raise SignatureError("malformed", f"signature: expected an object, got {_kind(payload)}")
     version = payload.get("v")
-    if version not in (WIRE_VERSION, LOSSY_VERSION) or isinstance(version, bool):
+    if version not in (WIRE_VERSION, SMALL_VERSION) or isinstance(version, bool):
         raise SignatureError(
             "version",
-            f"signature: version {version!r}, expected {WIRE_VERSION} or {LOSSY_VERSION}",
+            f"signature: version {version!r}, expected {WIRE_VERSION} or {SMALL_VERSION}",
         )
     if payload.get("geometry") != geometry.digest:
         raise SignatureError(
@@ -176,8 +200,14 @@ def decode(payload: object, geometry: Geometry) -> Signature:
         )
     tokens, coverage = _header(payload)
     field = payload.get("counts")
-    sampled, top = _lossy(field, tokens) if version == LOSSY_VERSION else (None, None)
-    counts, peak, most = _widen(_raw(field, geometry, rooted=top is not None), geometry, top)
+    if not isinstance(field, dict):
+        raise SignatureError("malformed", f"signature: counts missing or {_kind(field)}")
+    sampled = top = None
+    if version == SMALL_VERSION:
+        sampled, top = _lossy(field, tokens)
+    name, data, deflated = _field(field, small=version == SMALL_VERSION, rooted=top is not None)
+    raw = _raw(data, _LIMITS[name] * geometry.cells, deflated)
+    counts, peak, most = _widen(name, raw, geometry, top)
     limit = tokens if sampled is None else sampled
     if most > limit * geometry.top_k or peak > limit:
         raise SignatureError(
@@ -188,10 +218,8 @@ def decode(payload: object, geometry: Geometry) -> Signature:
     return Signature(counts, tokens, coverage, sampled)
 
 
-def _lossy(field: object, tokens: int) -> tuple[int | None, int | None]:
-    """What version 2 adds to the counts: tokens of the sample, and the peak of rooted counts."""
-    if not isinstance(field, Mapping):
-        raise SignatureError("malformed", f"signature: counts missing or {_kind(field)}")
+def _lossy(field: dict[str, Any], tokens: int) -> tuple[int | None, int | None]:
+    """What lossy forms add to the counts: tokens of the sample, and the peak of rooted counts."""
     found: list[int | None] = []
     for key in ("sample", "peak"):
         value = field.get(key)
@@ -206,16 +234,12 @@ def _lossy(field: object, tokens: int) -> tuple[int | None, int | None]:
     return found[0], found[1]
 
 
-def _header(payload: Mapping[str, Any]) -> tuple[int, float]:
+def _header(payload: dict[str, Any]) -> tuple[int, float]:
     tokens, coverage = payload.get("tokens"), payload.get("coverage")
     if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 < tokens < 2**31:
         raise SignatureError("malformed", f"signature: tokens must be in [1, 2^31), got {tokens!r}")
-    if (
-        not isinstance(coverage, int | float)
-        or isinstance(coverage, bool)
-        or not math.isfinite(coverage)
-        or not 0.0 <= coverage <= 1.0
-    ):
+    number = isinstance(coverage, float | int) and not isinstance(coverage, bool)
+    if coverage is None or not number or not 0.0 <= coverage <= 1.0:  # NaN is not
         raise SignatureError(
             "malformed", f"signature: coverage must be in [0, 1], got {coverage!r}"
         )
@@ -229,41 +253,35 @@ def cells_of(payload: Mapping[str, Any]) -> int:
         SignatureError: malformed counts.
     """
     field = payload.get("counts")
-    width, data, deflated = _field(field, rooted=isinstance(field, Mapping) and "peak" in field)
-    raw = _bytes(data, _MOST_CELLS * width, deflated)
-    if not raw or len(raw) % width:
-        raise SignatureError("malformed", f"signature: {len(raw)} bytes of counts of {width}")
-    return len(raw) // width
-
-
-def _raw(field: object, geometry: Geometry, *, rooted: bool) -> bytes:
-    """The counts' bytes, as many as the geometry has cells of the encoding's width."""
-    width, data, deflated = _field(field, rooted)
-    expected = geometry.cells * width
-    raw = _bytes(data, expected, deflated)
-    if len(raw) != expected:
-        raise SignatureError(
-            "malformed",
-            f"signature: {len(raw)} bytes of counts, expected {expected} for {geometry}",
-        )
-    return raw
-
-
-def _field(field: object, rooted: bool) -> tuple[int, str, bool]:
-    """Bytes of a count, the base64 text, and whether it is deflated."""
-    if not isinstance(field, Mapping):
+    if not isinstance(field, dict):
         raise SignatureError("malformed", f"signature: counts missing or {_kind(field)}")
+    name, data, deflated = _field(field, small=True, rooted="peak" in field)
+    raw = _raw(data, _MOST_CELLS * _LIMITS[name], deflated)
+    width = _WIDTHS[name]
+    if name == _SPILL:
+        # The bytes end where the tail has one number for each 255 of them.
+        low = np.frombuffer(raw, np.uint8)
+        total = np.arange(1, len(low) + 1) + 4 * np.cumsum(low == _TOP)
+        cells = int(np.searchsorted(total, len(raw))) + 1
+        if len(raw) and cells <= len(low) and total[cells - 1] == len(raw):
+            return cells
+    elif raw and len(raw) % width == 0:
+        return len(raw) // width
+    raise SignatureError("malformed", f"signature: {len(raw)} bytes of counts in {name}")
+
+
+def _field(field: dict[str, Any], *, small: bool, rooted: bool) -> tuple[str, str, bool]:
+    """The encoding's name, the base64 text, and whether it is deflated."""
     encoding, data = field.get("encoding"), field.get("data")
     if not isinstance(encoding, str) or not isinstance(data, str):
         raise SignatureError("malformed", "signature: counts need `encoding` and `data` strings")
     name = encoding.removesuffix(_DEFLATED)
-    dtype = _DTYPES.get("u8" if rooted and name == _ROOT else name)
-    if dtype is None or rooted != (name == _ROOT):
+    if name not in _WIDTHS or rooted != (name == _ROOT) or (name == _SPILL and not small):
         raise SignatureError("malformed", f"signature: unknown counts encoding {encoding!r}")
-    return dtype.itemsize, data, encoding.endswith(_DEFLATED)
+    return name, data, name != encoding
 
 
-def _bytes(data: str, most: int, deflated: bool) -> bytes:
+def _raw(data: str, most: int, deflated: bool) -> bytes:
     """The bytes behind the text, `most` of them or a few more."""
     # An honest payload is never longer than the raw counts; refuse before decoding it.
     if len(data) > 4 * (most // 3 + 16):
@@ -283,24 +301,51 @@ def _unbase64(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
-def _widen(raw: bytes, geometry: Geometry, top: int | None) -> tuple[Counts, int, int]:
+def _widen(name: str, raw: bytes, geometry: Geometry, top: int | None) -> tuple[Counts, int, int]:
     """Counts uint32 [L, E], the largest of them, and the largest sum over a layer's experts.
 
     `top` is the peak of rooted counts, None for plain ones.
     """
+    width = _WIDTHS[name]
+    if len(raw) < geometry.cells or (name != _SPILL and len(raw) != width * geometry.cells):
+        raise SignatureError(
+            "malformed",
+            f"signature: {len(raw)} bytes of counts, expected {width * geometry.cells} for "
+            f"{geometry}",
+        )
     shape = geometry.layers, geometry.experts
     if top is not None:
-        roots = np.arange(256, dtype=np.int64)
-        table = ((roots * roots * top + 255 * 255 // 2) // (255 * 255)).astype(np.uint32)
+        roots = np.arange(_TOP + 1, dtype=np.int64)
+        table = ((roots * roots * top + _TOP * _TOP // 2) // (_TOP * _TOP)).astype(np.uint32)
         counts = table[np.frombuffer(raw, np.uint8)].reshape(shape)
     elif native is not None:
         counts = np.empty(shape, np.uint32)
-        peak, most = native.widen(raw, geometry.layers, counts)
+        try:
+            peak, most = native.unpack(raw, 0 if name == _SPILL else width, shape[0], counts)
+        except ValueError as error:
+            raise SignatureError("malformed", f"signature: {error}") from error
         return counts, peak, most
+    elif name == _SPILL:
+        counts = _spilled(raw, geometry.cells).reshape(shape)
     else:
-        counts = np.frombuffer(raw, f"<u{len(raw) // geometry.cells}").astype(np.uint32)
-        counts = counts.reshape(shape)
+        counts = np.frombuffer(raw, _DTYPES[name]).astype(np.uint32).reshape(shape)
     return counts, int(counts.max()), int(counts.sum(axis=1, dtype=np.uint64).max())
+
+
+def _spilled(raw: bytes, cells: int) -> Counts:
+    """Counts uint32 [cells] of bytes and of what exceeds them."""
+    counts = np.frombuffer(raw, np.uint8, cells).astype(np.uint64)
+    full = np.flatnonzero(counts == _TOP)
+    if len(raw) != cells + 4 * len(full):
+        raise SignatureError(
+            "malformed",
+            f"signature: {len(raw)} bytes of counts, expected {cells} and 4 for each of the "
+            f"{len(full)} that are {_TOP}",
+        )
+    counts[full] += np.frombuffer(raw, "<u4", offset=cells)
+    if counts.max() >= 2**32:
+        raise SignatureError("malformed", "signature: a count exceeds 32 bits")
+    return counts.astype(np.uint32)
 
 
 def _inflate(raw: bytes, expected: int) -> bytes:

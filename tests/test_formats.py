@@ -50,14 +50,14 @@ def test_signature_1_of_a_long_prompt() -> None:
         assert signature.counts[layer, expert] == count
 
 
-def test_signature_2_in_both_smaller_forms() -> None:
+def test_signature_2_in_every_smaller_form() -> None:
     found = stored("signature-v2.json")
     for entry in found["signatures"]:
         signature = decode(entry["wire"], Geometry(*found["geometry"]))
         assert signature.counts.tolist() == entry["counts"]
         told = signature.tokens, signature.coverage, signature.sampled
         assert told == (entry["tokens"], entry["coverage"], entry["sampled"])
-    assert [entry["form"] for entry in found["signatures"]] == ["8bit", "sampled"]
+    assert [entry["form"] for entry in found["signatures"]] == ["8bit", "sampled", "exact"]
 
 
 def test_recorded_signatures_1() -> None:
@@ -97,11 +97,11 @@ def test_changelog_names_every_version() -> None:
     """The table says which versions this one writes; the code says the same."""
     from eldr.routing.partition import FORMAT_VERSION
     from eldr.serving import decision_log
-    from eldr.signature import LOSSY_VERSION, WIRE_VERSION
+    from eldr.signature import SMALL_VERSION, WIRE_VERSION
 
     table = (ROOT / "CHANGELOG.md").read_text()
     for label, version in (
-        ("signature in the prefill answer", rf"{WIRE_VERSION} \(exact\), {LOSSY_VERSION} \(.*\)"),
+        ("signature in the prefill answer", rf"{WIRE_VERSION} \(.*\), {SMALL_VERSION} \(.*\)"),
         (r"partition \(`.safetensors`\)", FORMAT_VERSION),
         (r"decision log: decisions", decision_log.VERSION),
         (r"decision log: counters", decision_log.COUNTERS_VERSION),

@@ -11,7 +11,7 @@ from hypothesis import given
 
 import eldr.signature
 from eldr.geometry import Geometry
-from eldr.signature import FORMS, Signature, SignatureError, decode, encode
+from eldr.signature import FORMS, Signature, SignatureError, cells_of, decode, encode
 
 SMALL = Geometry(2, 5, 2)
 LARGE = Geometry(48, 512, 8)
@@ -52,16 +52,85 @@ def test_survives_json_for_any_geometry(drawn):
     assert (got.tokens, got.coverage) == (sent.tokens, sent.coverage)
 
 
+ALL = Geometry(2, 5, 5)  # whose tokens choose every expert
+
+
 @pytest.mark.parametrize(
-    ("peak", "encoding"),
-    [(255, "u8"), (256, "u16"), (65_535, "u16"), (65_536, "u32"), (2**31 - 1, "u32")],
+    ("peak", "version", "encoding"),
+    [
+        (255, 1, "u8"),
+        (256, 1, "u16"),
+        (65_535, 1, "u16"),
+        (65_536, 1, "u32"),
+        (2**31 - 1, 1, "u32"),
+    ],
 )
-def test_the_smallest_width_that_holds_the_counts(peak, encoding):
+def test_the_smallest_width_that_holds_the_counts(peak, version, encoding):
+    payload, got = through(Signature(np.full((2, 5), peak, np.uint32), peak), ALL)
+    assert (payload["v"], payload["counts"]["encoding"]) == (version, encoding)
+    assert (got.counts == peak).all()
+
+
+@pytest.mark.parametrize("peak", [256, 65_535, 65_536, 2**31 - 1])
+def test_few_large_counts_spill_over_their_bytes(peak):
     counts = np.zeros((2, 5), np.uint32)
-    counts[1, 3] = peak
-    payload = encode(Signature(counts, peak), SMALL)
-    assert payload["counts"]["encoding"] == encoding
-    assert decode(payload, SMALL).counts[1, 3] == peak
+    counts[1, 3], counts[0, 0] = peak, 254
+    payload, got = through(Signature(counts, peak), SMALL)
+    assert (payload["v"], payload["counts"]["encoding"]) == (2, "spill8")
+    assert len(base64.b64decode(payload["counts"]["data"])) == SMALL.cells + 4
+    assert np.array_equal(got.counts, counts)
+    assert cells_of(payload) == SMALL.cells
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 254, 255, 256, 300, 65_535, 2**20, 2**31 - 1]), min_size=10,
+             max_size=10)
+)  # fmt: skip
+def test_any_mix_of_counts_is_read_as_it_was(values):
+    sent = Signature(np.array(values, np.uint32).reshape(2, 5), 2**31 - 1)
+    payload, got = through(sent, ALL)
+    assert np.array_equal(got.counts, sent.counts)
+    assert cells_of(payload) == ALL.cells
+
+
+def _with(**changes):
+    return {**encode(signature(SMALL, 9), SMALL), **changes}
+
+
+def _counts(encoding, raw):
+    return {"encoding": encoding, "data": base64.b64encode(raw).decode()}
+
+
+def _spilled(low, *over, **changes):
+    """Ten counts of one byte, and the rest of some of them."""
+    raw = bytes(low) + np.array(over, "<u4").tobytes()
+    return {**_with(v=2, tokens=2**31 - 1, counts=_counts("spill8", raw)), **changes}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        _spilled([255] + [0] * 9),  # the rest of it is missing
+        _spilled([255] * 2 + [0] * 8, 1),
+        _spilled([254] + [0] * 9, 1),  # nobody's rest
+        _spilled([255] + [0] * 9, 1, 1),
+        _spilled([255] + [0] * 9, 2**32 - 255),  # beyond 32 bits
+        _spilled([255] + [0] * 9, 2**31 - 255),  # more than there are tokens
+        _spilled([255] + [0] * 9, 1, tokens=255),
+        _spilled([255] + [0] * 9, 1, v=1),
+        _spilled([0] * 9),
+        _spilled([0] * 9 + [255]),
+        _spilled([], *range(400)),
+    ],
+)
+def test_what_spills_over_must_fit(payload):
+    with pytest.raises(SignatureError) as refused:
+        decode(payload, SMALL)
+    assert refused.value.reason == "malformed"
+
+
+def test_a_rest_may_be_nothing():
+    assert decode(_spilled([255] + [0] * 9, 0), SMALL).counts[0, 0] == 255
 
 
 def test_large_counts_are_deflated_and_small_ones_are_not():
@@ -74,14 +143,6 @@ def test_large_counts_are_deflated_and_small_ones_are_not():
 def test_counts_of_another_shape_are_not_sent():
     with pytest.raises(ValueError, match=r"expected shape \[L, E\] .* got \(2, 4\)"):
         encode(Signature(np.zeros((2, 4), np.uint32), 1), SMALL)
-
-
-def _with(**changes):
-    return {**encode(signature(SMALL, 9), SMALL), **changes}
-
-
-def _counts(encoding, raw):
-    return {"encoding": encoding, "data": base64.b64encode(raw).decode()}
 
 
 @pytest.mark.parametrize(
@@ -207,7 +268,7 @@ def test_every_form_of_every_count_is_read_and_close(tokens, seed, sample, cover
 def test_smaller_forms_are_smaller():
     sent = crowded(6000)
     sizes = {f: len(through(sent, LARGE, form=f)[0]["counts"]["data"]) for f in FORMS}
-    assert sizes["8bit"] < 0.75 * sizes["exact"]
+    assert sizes["8bit"] < 0.8 * sizes["exact"]
     assert sizes["sampled"] < sizes["8bit"]
 
 

@@ -79,6 +79,7 @@ inline bool are_indices(const char* name, const View<int64_t>& values, int64_t s
 PyObject* assign_exact(PyObject*, PyObject* args);
 PyObject* assign_prices(PyObject*, PyObject* args);
 PyObject* activate(PyObject*, PyObject* args);
+PyObject* admit(PyObject*, PyObject* args);
 PyObject* band(PyObject*, PyObject* args);
 PyObject* dots(PyObject*, PyObject* args);
 PyObject* least(PyObject*, PyObject* args);
@@ -86,7 +87,7 @@ PyObject* place(PyObject*, PyObject* args);
 PyObject* shift(PyObject*, PyObject* args);
 PyObject* similarities(PyObject*, PyObject* args);
 PyObject* unbase64(PyObject*, PyObject* text);
-PyObject* widen(PyObject*, PyObject* args);
+PyObject* unpack(PyObject*, PyObject* args);
 PyObject* simulate_new(PyObject*, PyObject* args);
 PyObject* simulate_add(PyObject*, PyObject* args);
 PyObject* simulate_submit(PyObject*, PyObject* args);

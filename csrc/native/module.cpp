@@ -15,6 +15,9 @@ PyMethodDef methods[] = {
      "activate(counts u32[n], scale, mean f32[n], keep, out i16[n]) -> any count\n\n"
      "out = min(trunc(counts * scale + (mean * keep + 0.5)), 32767), in float32 without"
      " contraction."},
+    {"admit", eldr::admit, METH_VARARGS,
+     "admit(counts u32[n], scale, mean f32[n], keep, cost u16[32768], x i16[n], step u16[n],"
+     " sum u32[n]) -> any count\n\nx as `activate` has it; step = cost[x]; sum += counts."},
     {"similarities", eldr::similarities, METH_VARARGS,
      "similarities(counts u32[n], weights f32[n], scale, rows u8[W, n], unit f64[W], of i64[C],"
      " out f64[C]) -> any weight\n\n"
@@ -23,8 +26,9 @@ PyMethodDef methods[] = {
     {"dots", eldr::dots, METH_VARARGS,
      "dots(x i16[n], rows u8[W, n], out i64[W])\n\nExact integer dot products with every row."},
     {"place", eldr::place, METH_VARARGS,
-     "place(dots i64[S], idle i64[S], requests i64[S], others f64[S], kv i64[S], weight f64[S],"
-     " candidates i64[C], terms f64[9], power, guard, out f64[C]) -> index of the best\n\n"
+     "place(x i16[n], survival u8[S, n], idle i64[S], requests i64[S], others f64[S], kv i64[S],"
+     " weight f64[S], candidates i64[C], terms (9 floats), power, guard, out f64[C])"
+     " -> (index of the best, its <x, survival>)\n\n"
      "The costs of eldr.routing.price for the candidates; infinite above the guard's load."},
     {"band", eldr::band, METH_VARARGS,
      "band(similarity f64[C], tau, requests i64[S], others f64[S], weight f64[S],"
@@ -35,12 +39,13 @@ PyMethodDef methods[] = {
      " -> index of the least loaded\n\nLoads of the candidates; draw (64 bits) breaks ties."},
     {"unbase64", eldr::unbase64, METH_O,
      "unbase64(text) -> bytes\n\nStrict base64 with padding; ValueError for anything else."},
-    {"widen", eldr::widen, METH_VARARGS,
-     "widen(raw bytes, layers, out u32[layers * E]) -> (largest count, largest sum of a layer)\n\n"
-     "Little-endian counts of 1, 2 or 4 bytes, as many as `out` holds."},
+    {"unpack", eldr::unpack, METH_VARARGS,
+     "unpack(raw bytes, width, layers, out u32[layers * E]) -> (largest count, largest layer sum)\n\n"
+     "Little-endian counts of 1, 2 or 4 bytes, as many as `out` holds; width 0: bytes, then the rest"
+     " (4 bytes) of each that is 255."},
     {"shift", eldr::shift, METH_VARARGS,
-     "shift(load i32[n], x i16[n], sign, cost u16[32768], survival u8[m], out u8[n]) -> sum\n\n"
-     "load += sign * cost[x]; out = survival[min(load, m - 1)]; returns sum(out)."},
+     "shift(load i32[n], step u16[n], sign, survival u8[m], out u8[n]) -> sum\n\n"
+     "load += sign * step; out = survival[min(load, m - 1)]; returns sum(out)."},
     // The decode pool of eldr.simulation; its typed face is eldr/simulation/native.py.
     {"simulate_new", eldr::simulate_new, METH_VARARGS, "A decode pool over a trace's arrays."},
     {"simulate_add", eldr::simulate_add, METH_VARARGS, "(pool, now) -> index of a new worker"},

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "buffers.h"
+#include "dots.h"
 
 namespace {
 
@@ -45,49 +46,18 @@ struct Loads {
   View<int64_t> candidates;
 };
 
-}  // namespace
-
-namespace eldr {
-
-PyObject* place(PyObject*, PyObject* args) {
-  PyObject *dots_o, *idle_o, *requests_o, *others_o, *kv_o, *weight_o, *candidates_o, *terms_o;
-  PyObject* out_o;
+// The scalars of the formula, as eldr.routing.price.terms has them, and its two parameters.
+struct Terms {
+  double base, expert, per_kv, request, cells, dot_unit, idle_unit, own_kv, hedge;
   int power;
   double guard;
-  if (!PyArg_ParseTuple(args, "OOOOOOOOidO", &dots_o, &idle_o, &requests_o, &others_o, &kv_o,
-                        &weight_o, &candidates_o, &terms_o, &power, &guard, &out_o))
-    return nullptr;
-  const Loads loads(requests_o, others_o, weight_o, candidates_o);
-  if (!loads.ok()) return nullptr;
-  View<int64_t> dots(dots_o, "dots");
-  if (!dots.ok()) return nullptr;
-  View<int64_t> idle(idle_o, "idle");
-  if (!idle.ok()) return nullptr;
-  View<int64_t> kv(kv_o, "kv");
-  if (!kv.ok()) return nullptr;
-  View<double> terms(terms_o, "terms");
-  if (!terms.ok()) return nullptr;
-  View<double, true> out(out_o, "out");
-  const int64_t n = loads.count();
-  if (!out.ok() || !same_size("dots", dots.size(), loads.slots()) ||
-      !same_size("idle", idle.size(), loads.slots()) ||
-      !same_size("kv", kv.size(), loads.slots()) || !same_size("terms", terms.size(), 9) ||
-      !same_size("out", out.size(), n))
-    return nullptr;
-  const double* t = terms.data();
-  const double base = t[0], expert = t[1], per_kv = t[2], request = t[3], cells = t[4];
-  const double dot_unit = t[5], idle_unit = t[6], own_kv = t[7], hedge = t[8];
-  double sum = 0.0;
-  for (int64_t i = 0; i < n; ++i) sum += loads.of(loads.slot(i));
-  const double limit = sum / static_cast<double>(n) * (1.0 + guard) + 1.0;
-  int64_t best = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t w = loads.slot(i);
-    const double count = loads.running(w), weight = loads.weight.data()[w];
-    const double distinct = cells - static_cast<double>(idle.data()[w]) * idle_unit;
-    const double held = static_cast<double>(kv.data()[w]);
+
+  // What one worker's placement costs; see eldr/routing/price.py.
+  double increase(int64_t dot, int64_t idle, int64_t kv, double count, double weight) const {
+    const double distinct = cells - static_cast<double>(idle) * idle_unit;
+    const double held = static_cast<double>(kv);
     const double step = ((base + expert * distinct) + per_kv * held) + request * count;
-    const double added = static_cast<double>(dots.data()[w]) * dot_unit;
+    const double added = static_cast<double>(dot) * dot_unit;
     const double more = (expert * added + request) + per_kv * own_kv;
     const double before = step / weight;
     const double after = before + more / weight;
@@ -97,10 +67,55 @@ PyObject* place(PyObject*, PyObject* args) {
       high = high * after;
     }
     const double rest = count * hedge;
-    out.data()[i] = loads.of(w) > limit ? kInfinity : (rest + 1.0) * high - rest * low;
-    if (out.data()[i] < out.data()[best]) best = i;
+    return (rest + 1.0) * high - rest * low;
   }
-  return PyLong_FromLongLong(best);
+};
+
+}  // namespace
+
+namespace eldr {
+
+PyObject* place(PyObject*, PyObject* args) {
+  PyObject *x_o, *survival_o, *idle_o, *requests_o, *others_o, *kv_o, *weight_o, *candidates_o;
+  PyObject* out_o;
+  Terms t;
+  if (!PyArg_ParseTuple(args, "OOOOOOOO(ddddddddd)idO", &x_o, &survival_o, &idle_o, &requests_o,
+                        &others_o, &kv_o, &weight_o, &candidates_o, &t.base, &t.expert, &t.per_kv,
+                        &t.request, &t.cells, &t.dot_unit, &t.idle_unit, &t.own_kv, &t.hedge,
+                        &t.power, &t.guard, &out_o))
+    return nullptr;
+  const Loads loads(requests_o, others_o, weight_o, candidates_o);
+  if (!loads.ok()) return nullptr;
+  View<int16_t> x(x_o, "x");
+  if (!x.ok()) return nullptr;
+  View<uint8_t> survival(survival_o, "survival");
+  if (!survival.ok()) return nullptr;
+  View<int64_t> idle(idle_o, "idle");
+  if (!idle.ok()) return nullptr;
+  View<int64_t> kv(kv_o, "kv");
+  if (!kv.ok()) return nullptr;
+  View<double, true> out(out_o, "out");
+  const int64_t n = loads.count(), cells = x.size();
+  if (!out.ok() || !same_size("survival", survival.size(), loads.slots() * cells) ||
+      !same_size("idle", idle.size(), loads.slots()) ||
+      !same_size("kv", kv.size(), loads.slots()) || !same_size("out", out.size(), n))
+    return nullptr;
+  double sum = 0.0;
+  for (int64_t i = 0; i < n; ++i) sum += loads.of(loads.slot(i));
+  const double limit = sum / static_cast<double>(n) * (1.0 + t.guard) + 1.0;
+  int64_t best = 0, added = 0;
+  eldr::dot_rows(
+      x.data(), cells, n, [&](int64_t i) { return survival.data() + loads.slot(i) * cells; },
+      [&](int64_t i, int64_t dot) {
+        const int64_t w = loads.slot(i);
+        const double cost = t.increase(dot, idle.data()[w], kv.data()[w], loads.running(w),
+                                       loads.weight.data()[w]);
+        out.data()[i] = loads.of(w) > limit ? kInfinity : cost;
+        if (i != 0 && !(out.data()[i] < out.data()[best])) return;
+        best = i;
+        added = dot;
+      });
+  return Py_BuildValue("LL", static_cast<long long>(best), static_cast<long long>(added));
 }
 
 PyObject* least(PyObject*, PyObject* args) {

@@ -1,5 +1,7 @@
 // Reading a signature: base64 to bytes, and counts of any width to uint32 with what their check
 // needs. eldr/signature.py has the same in NumPy and says what an honest signature is.
+#include <algorithm>
+
 #include "buffers.h"
 #include "clones.h"
 
@@ -74,6 +76,41 @@ uint64_t widen_rows(const void* in, int64_t layers, int64_t n, uint32_t* out, ui
   return most;
 }
 
+constexpr uint8_t kFull = 255;  // a byte whose count goes on in the tail
+
+// Adds the rest to those of one layer's counts that spill over; `tail` moves on. False if it ends too
+// early, or if a count exceeds 32 bits.
+bool spill_row(const uint8_t* in, int64_t n, const uint8_t** tail, const uint8_t* end,
+               uint32_t* out, uint64_t* sum, uint32_t* peak) {
+  const uint8_t* stop = in + n;
+  for (const uint8_t* at = in;; ++at) {
+    at = static_cast<const uint8_t*>(std::memchr(at, kFull, static_cast<size_t>(stop - at)));
+    if (at == nullptr) return true;
+    if (end - *tail < 4) return false;
+    uint32_t over;
+    std::memcpy(&over, *tail, sizeof over);
+    *tail += sizeof over;
+    if (over > UINT32_MAX - kFull) return false;
+    out[at - in] += over;
+    *sum += over;
+    *peak = std::max(*peak, out[at - in]);
+  }
+}
+
+// Bytes of all counts, then what exceeds them; false if the two do not fit together.
+bool widen_spilled(const uint8_t* in, int64_t size, int64_t layers, int64_t n, uint32_t* out,
+                   uint32_t* peak, uint64_t* most) {
+  const uint8_t *tail = in + layers * n, *end = in + size;
+  for (int64_t layer = 0; layer < layers; ++layer, in += n, out += n) {
+    uint32_t top = 0;
+    uint64_t sum = widen_row(in, n, out, &top);
+    if (top == kFull && !spill_row(in, n, &tail, end, out, &sum, &top)) return false;
+    *peak = std::max(*peak, top);
+    *most = std::max(*most, sum);
+  }
+  return tail == end;
+}
+
 }  // namespace
 
 namespace eldr {
@@ -98,10 +135,11 @@ PyObject* unbase64(PyObject*, PyObject* text) {
   return out;
 }
 
-PyObject* widen(PyObject*, PyObject* args) {
+PyObject* unpack(PyObject*, PyObject* args) {
   PyObject *raw_o, *out_o;
+  int width;
   long long layers;
-  if (!PyArg_ParseTuple(args, "OLO", &raw_o, &layers, &out_o)) return nullptr;
+  if (!PyArg_ParseTuple(args, "OiLO", &raw_o, &width, &layers, &out_o)) return nullptr;
   if (!PyBytes_Check(raw_o)) {  // whose contents are aligned for every width
     PyErr_SetString(PyExc_TypeError, "raw: expected bytes");
     return nullptr;
@@ -112,20 +150,28 @@ PyObject* widen(PyObject*, PyObject* args) {
   if (!out.ok()) return nullptr;
   const int64_t cells = out.size();
   if (layers < 1 || cells < 1 || cells % layers != 0) {
-    PyErr_Format(PyExc_ValueError, "widen: %lld cells do not divide into %lld layers",
+    PyErr_Format(PyExc_ValueError, "unpack: %lld cells do not divide into %lld layers",
                  static_cast<long long>(cells), layers);
     return nullptr;
   }
+  const int64_t n = cells / layers;
   uint32_t peak = 0;
   uint64_t most = 0;
-  if (raw.size() == cells) {
-    most = widen_rows<uint8_t>(raw.data(), layers, cells / layers, out.data(), &peak);
-  } else if (raw.size() == 2 * cells) {
-    most = widen_rows<uint16_t>(raw.data(), layers, cells / layers, out.data(), &peak);
-  } else if (raw.size() == 4 * cells) {
-    most = widen_rows<uint32_t>(raw.data(), layers, cells / layers, out.data(), &peak);
+  if (width == 0 && raw.size() >= cells) {
+    if (!widen_spilled(raw.data(), raw.size(), layers, n, out.data(), &peak, &most)) {
+      PyErr_SetString(PyExc_ValueError, "counts and what exceeds their bytes do not fit together");
+      return nullptr;
+    }
+  } else if (!same_size("raw", raw.size(), width * cells)) {
+    return nullptr;
+  } else if (width == 1) {
+    most = widen_rows<uint8_t>(raw.data(), layers, n, out.data(), &peak);
+  } else if (width == 2) {
+    most = widen_rows<uint16_t>(raw.data(), layers, n, out.data(), &peak);
+  } else if (width == 4) {
+    most = widen_rows<uint32_t>(raw.data(), layers, n, out.data(), &peak);
   } else {
-    same_size("raw", raw.size(), cells);
+    PyErr_Format(PyExc_ValueError, "unpack: width %d, expected 1, 2, 4 or 0", width);
     return nullptr;
   }
   return Py_BuildValue("(kK)", static_cast<unsigned long>(peak),

@@ -9,14 +9,17 @@
 
 #include "buffers.h"
 #include "clones.h"
+#include "dots.h"
 
 namespace {
 
-constexpr int64_t kBlock = 256;  // cells whose products fit int32: 256 x 2^15 x 255 < 2^31
+using eldr::dot_rows;
+
 constexpr float kTop = 32767.0f;
 
-ELDR_CLONES uint32_t activation_loop(const uint32_t* counts, float scale, const float* mean,
-                                     float keep, int64_t n, int16_t* out) {
+ELDR_CLONES uint32_t activation_loop(const uint32_t* __restrict counts, float scale,
+                                     const float* __restrict mean, float keep, int64_t n,
+                                     int16_t* __restrict out) {
   uint32_t any = 0;
   for (int64_t i = 0; i < n; ++i) {
     any |= counts[i];
@@ -28,6 +31,10 @@ ELDR_CLONES uint32_t activation_loop(const uint32_t* counts, float scale, const 
     out[i] = static_cast<int16_t>(static_cast<int32_t>(v));
   }
   return any;
+}
+
+ELDR_CLONES void add_loop(const uint32_t* __restrict counts, int64_t n, uint32_t* __restrict sum) {
+  for (int64_t i = 0; i < n; ++i) sum[i] += counts[i];
 }
 
 ELDR_CLONES int64_t weigh_loop(const uint32_t* counts, const float* weights, float scale,
@@ -43,7 +50,42 @@ ELDR_CLONES int64_t weigh_loop(const uint32_t* counts, const float* weights, flo
   return total;
 }
 
-constexpr int64_t kTile = 4;  // rows at a time: x is loaded once, and their sums overlap
+// out[i] = table[at[i]]; unrolled, since a look-up costs less than counting it.
+template <typename T>
+inline void look_up(const T* __restrict table, const uint16_t* __restrict at, int64_t n,
+                    T* __restrict out) {
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < n; ++i) out[i] = table[at[i]];
+}
+
+// load += sign * step; out = survival of load. Look-ups and arithmetic in turns: only without the
+// look-ups does a compiler use wide registers.
+ELDR_CLONES int64_t shift_loop(int32_t* __restrict load, const uint16_t* __restrict step,
+                               int32_t sign, const uint8_t* __restrict survival, int32_t last,
+                               int64_t n, uint8_t* __restrict out) {
+  constexpr int64_t kChunk = 512;
+  uint16_t at[kChunk];
+  int64_t total = 0;
+  for (int64_t start = 0; start < n; start += kChunk) {
+    const int64_t count = std::min(kChunk, n - start);
+    for (int64_t i = 0; i < count; ++i) {
+      const int32_t next = load[start + i] + sign * step[start + i];
+      load[start + i] = next;
+      at[i] = static_cast<uint16_t>(std::min(std::max(next, 0), last));
+    }
+    look_up(survival, at, count, out + start);
+    int32_t part = 0;
+    for (int64_t i = 0; i < count; ++i) part += out[start + i];
+    total += part;
+  }
+  return total;
+}
+
+constexpr int64_t kBlock = 256;  // cells whose products fit int32: 256 x 2^15 x 255 < 2^31
+
+}  // namespace
+
+namespace eldr {
 
 // int16 x int16 products: the form that compilers turn into a multiply-add of pairs.
 ELDR_CLONES void dot_tile(const int16_t* x, const uint8_t* const* rows, int64_t n, int64_t* out) {
@@ -67,60 +109,6 @@ ELDR_CLONES void dot_tile(const int16_t* x, const uint8_t* const* rows, int64_t 
   for (int64_t k = 0; k < kTile; ++k) out[k] = total[k];
 }
 
-// put(i, <x, row(i)>) for i in [0, count).
-template <typename Row, typename Put>
-void dot_rows(const int16_t* x, int64_t n, int64_t count, Row row, Put put) {
-  for (int64_t start = 0; start < count; start += kTile) {
-    const uint8_t* rows[kTile];
-    int64_t found[kTile];
-    for (int64_t k = 0; k < kTile; ++k) rows[k] = row(std::min(start + k, count - 1));
-    dot_tile(x, rows, n, found);
-    for (int64_t k = 0; k < kTile && start + k < count; ++k) put(start + k, found[k]);
-  }
-}
-
-ELDR_CLONES bool any_negative(const int16_t* x, int64_t n) {
-  int16_t bits = 0;
-  for (int64_t i = 0; i < n; ++i) bits = static_cast<int16_t>(bits | x[i]);
-  return bits < 0;
-}
-
-// out[i] = table[at[i]]; unrolled, since a look-up costs less than counting it.
-template <typename T>
-inline void look_up(const T* __restrict table, const uint16_t* __restrict at, int64_t n,
-                    T* __restrict out) {
-#pragma GCC unroll 8
-  for (int64_t i = 0; i < n; ++i) out[i] = table[at[i]];
-}
-
-// Look-ups and arithmetic in turns: only without the look-ups does a compiler use wide registers.
-ELDR_CLONES int64_t shift_loop(int32_t* __restrict load, const int16_t* __restrict x, int32_t sign,
-                               const uint16_t* __restrict cost, const uint8_t* __restrict survival,
-                               int32_t last, int64_t n, uint8_t* __restrict out) {
-  constexpr int64_t kChunk = 512;
-  uint16_t at[kChunk], step[kChunk];
-  int64_t total = 0;
-  for (int64_t start = 0; start < n; start += kChunk) {
-    const int64_t count = std::min(kChunk, n - start);
-    for (int64_t i = 0; i < count; ++i) at[i] = static_cast<uint16_t>(x[start + i]);
-    look_up(cost, at, count, step);
-    for (int64_t i = 0; i < count; ++i) {
-      const int32_t next = load[start + i] + sign * step[i];
-      load[start + i] = next;
-      at[i] = static_cast<uint16_t>(std::min(std::max(next, 0), last));
-    }
-    look_up(survival, at, count, out + start);
-    int32_t part = 0;
-    for (int64_t i = 0; i < count; ++i) part += out[start + i];
-    total += part;
-  }
-  return total;
-}
-
-}  // namespace
-
-namespace eldr {
-
 PyObject* activate(PyObject*, PyObject* args) {
   PyObject *counts_o, *mean_o, *out_o;
   double scale, keep;
@@ -136,6 +124,42 @@ PyObject* activate(PyObject*, PyObject* args) {
   return PyBool_FromLong(activation_loop(counts.data(), static_cast<float>(scale), mean.data(),
                                          static_cast<float>(keep), counts.size(),
                                          out.data()) != 0);
+}
+
+PyObject* admit(PyObject*, PyObject* args) {
+  PyObject *counts_o, *mean_o, *cost_o, *x_o, *step_o, *sum_o;
+  double scale, keep;
+  if (!PyArg_ParseTuple(args, "OdOdOOOO", &counts_o, &scale, &mean_o, &keep, &cost_o, &x_o,
+                        &step_o, &sum_o))
+    return nullptr;
+  View<uint32_t> counts(counts_o, "counts");
+  if (!counts.ok()) return nullptr;
+  View<float> mean(mean_o, "mean");
+  if (!mean.ok()) return nullptr;
+  View<uint16_t> cost(cost_o, "cost");
+  if (!cost.ok()) return nullptr;
+  View<int16_t, true> x(x_o, "x");
+  if (!x.ok()) return nullptr;
+  View<uint16_t, true> step(step_o, "step");
+  if (!step.ok()) return nullptr;
+  View<uint32_t, true> sum(sum_o, "sum");
+  const int64_t n = counts.size();
+  if (!sum.ok() || !same_size("mean", mean.size(), n) || !same_size("x", x.size(), n) ||
+      !same_size("step", step.size(), n) || !same_size("sum", sum.size(), n) ||
+      !same_size("cost", cost.size(), 32768))
+    return nullptr;
+  uint32_t any = 0;
+  constexpr int64_t kChunk = 1024;  // what one loop leaves, the next finds in the nearest cache
+  for (int64_t at = 0; at < n; at += kChunk) {
+    const int64_t count = std::min(kChunk, n - at);
+    any |= activation_loop(counts.data() + at, static_cast<float>(scale), mean.data() + at,
+                           static_cast<float>(keep), count, x.data() + at);
+    add_loop(counts.data() + at, count, sum.data() + at);
+    // Activations are never negative: `mean`, `scale` and `keep` are not.
+    look_up(cost.data(), reinterpret_cast<const uint16_t*>(x.data() + at), count,
+            step.data() + at);
+  }
+  return PyBool_FromLong(any != 0);
 }
 
 PyObject* similarities(PyObject*, PyObject* args) {
@@ -190,32 +214,26 @@ PyObject* dots(PyObject*, PyObject* args) {
 }
 
 PyObject* shift(PyObject*, PyObject* args) {
-  PyObject *load_o, *x_o, *cost_o, *survival_o, *out_o;
+  PyObject *load_o, *step_o, *survival_o, *out_o;
   int sign;
-  if (!PyArg_ParseTuple(args, "OOiOOO", &load_o, &x_o, &sign, &cost_o, &survival_o, &out_o))
+  if (!PyArg_ParseTuple(args, "OOiOO", &load_o, &step_o, &sign, &survival_o, &out_o))
     return nullptr;
   View<int32_t, true> load(load_o, "load");
   if (!load.ok()) return nullptr;
-  View<int16_t> x(x_o, "x");
-  if (!x.ok()) return nullptr;
-  View<uint16_t> cost(cost_o, "cost");
-  if (!cost.ok()) return nullptr;
+  View<uint16_t> step(step_o, "step");
+  if (!step.ok()) return nullptr;
   View<uint8_t> survival(survival_o, "survival");
   if (!survival.ok()) return nullptr;
   View<uint8_t, true> out(out_o, "out");
-  if (!out.ok() || !same_size("x", x.size(), load.size()) ||
-      !same_size("out", out.size(), load.size()) || !same_size("cost", cost.size(), 32768))
+  if (!out.ok() || !same_size("step", step.size(), load.size()) ||
+      !same_size("out", out.size(), load.size()))
     return nullptr;
   if (survival.size() < 1 || survival.size() > 65536 || (sign != 1 && sign != -1)) {
     PyErr_SetString(PyExc_ValueError,
                     "shift: sign must be 1 or -1 and survival of 1 to 65536 elements");
     return nullptr;
   }
-  if (any_negative(x.data(), x.size())) {
-    PyErr_SetString(PyExc_ValueError, "shift: x must not be negative");
-    return nullptr;
-  }
-  return PyLong_FromLongLong(shift_loop(load.data(), x.data(), sign, cost.data(), survival.data(),
+  return PyLong_FromLongLong(shift_loop(load.data(), step.data(), sign, survival.data(),
                                         static_cast<int32_t>(survival.size() - 1), load.size(),
                                         out.data()));
 }

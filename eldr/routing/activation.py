@@ -70,21 +70,32 @@ class ActivationModel:
 
         None if the signature holds no hit.
         """
-        covered = signature.covered
-        weight = self.shrinkage.weight(covered)
         out = np.empty(self.geometry.cells, np.int16)
-        scale, keep = fixed.P_ONE * weight / covered, fixed.P_ONE * (1.0 - weight)
-        hit = fixed.activation(signature.counts, scale, self._mean, keep, out)
-        return out if hit else None
+        scale, keep = self._weights(signature.covered)
+        return out if fixed.activation(signature.counts, scale, self._mean, keep, out) else None
 
-    def observe(self, signature: Signature) -> None:
-        """Adds a request to the running mean; the mean itself moves every few requests."""
-        self._pending += signature.counts.reshape(-1)
-        self._tokens += signature.covered
+    def admit(self, signature: Signature) -> tuple[fixed.I16, fixed.U16] | None:
+        """The same, with its costs uint16 [L*E], for a request that joins the running mean.
+
+        The mean itself moves every few requests.
+        """
+        covered = signature.covered
+        scale, keep = self._weights(covered)
+        x = np.empty(self.geometry.cells, np.int16)
+        step = np.empty(self.geometry.cells, np.uint16)
+        if not fixed.admit(signature.counts, scale, self._mean, keep, x, step, self._pending):
+            return None
+        self._tokens += covered
         self._age += 1
         # Until the first refresh the mean is uniform; counts stay far below 2^32 in between.
         if self._age >= REFRESH:
             self._refresh()
+        return x, step
+
+    def _weights(self, covered: float) -> tuple[float, float]:
+        """Factors of the counts and of the mean, for a prompt with so many covered tokens."""
+        weight = self.shrinkage.weight(covered)
+        return fixed.P_ONE * weight / covered, fixed.P_ONE * (1.0 - weight)
 
     def _refresh(self) -> None:
         self._counts += self._pending

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from eldr.routing.cost import StepCost
 from eldr.routing.expert_load import ExpertLoad
 from eldr.routing.fit import fit_partition
-from eldr.routing.fixed import P_ONE
+from eldr.routing.fixed import COST, P_ONE
 from eldr.routing.fleet import Fleet
 from eldr.routing.policies import make_policy
 from eldr.routing.recorded import Recorded
@@ -127,7 +127,7 @@ def _serve(
     plan: Plan,
     policy: tuple[str, dict[str, Any]],
     signatures: Sequence[Signature],
-    truth: npt.NDArray[np.int16],
+    truth: npt.NDArray[np.uint16],
     stream: npt.NDArray[np.int64],
     ends: npt.NDArray[np.int64],
 ) -> tuple[float, float]:
@@ -163,14 +163,15 @@ def _serve(
     return float(means[0]), float(means[1])
 
 
-def _truth(recorded: Recorded, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int16]:
+def _truth(recorded: Recorded, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint16]:
+    """What each request really adds to expert load: costs uint16 [rows, L*E]."""
     geometry = recorded.geometry
     counts = recorded.counts if recorded.decode is None else recorded.decode
     flat = counts[rows].reshape(len(rows), -1).astype(np.float64)
     tokens = flat.sum(axis=1, keepdims=True) / (geometry.top_k * geometry.layers)
     use = flat / np.maximum(tokens, 1.0)
-    rows16: npt.NDArray[np.int16] = np.minimum(np.rint(use * P_ONE), P_ONE - 1).astype(np.int16)
-    return rows16
+    activation = np.minimum(np.rint(use * P_ONE), P_ONE - 1).astype(np.int16)
+    return np.asarray(COST[activation], np.uint16)
 
 
 def _signatures(recorded: Recorded, rows: npt.NDArray[np.int64]) -> list[Signature]:

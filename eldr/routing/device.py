@@ -77,7 +77,9 @@ class DeviceRouter:
         self._kv = torch.zeros(capacity, dtype=torch.int64, **where)
         self._cost_table = torch.from_numpy(fixed.COST.astype("int32")).to(device)
         self._survival_table = torch.from_numpy(fixed.SURVIVAL).to(device)
-        self._terms = torch.from_numpy(terms(cost or prior(cells), cells, 0, hedge)).to(device)
+        self._terms = torch.tensor(
+            terms(cost or prior(cells), cells, 0, hedge), dtype=torch.float64, **where
+        )
         self._mean = torch.full((cells,), self._uniform, dtype=torch.float32, **where)
         self._counts = torch.zeros(cells, dtype=torch.float64, **where)
         self._pending = torch.zeros(cells, dtype=torch.float64, **where)

@@ -46,13 +46,13 @@ class ExpertLoad:
         self.survival = self._survival[:slots]
         self.idle = self._idle[:slots]
 
-    def add(self, slot: int, activation: fixed.I16) -> None:
-        """Adds one running request's activation int16 [L*E] to a slot."""
-        self.idle[slot] = fixed.shift(self.load[slot], activation, 1, self.survival[slot])
+    def add(self, slot: int, step: fixed.U16) -> None:
+        """Adds one running request to a slot: the costs uint16 [L*E] of its activation."""
+        self.idle[slot] = fixed.shift(self.load[slot], step, 1, self.survival[slot])
 
-    def remove(self, slot: int, activation: fixed.I16) -> None:
+    def remove(self, slot: int, step: fixed.U16) -> None:
         """Removes what `add` added, exactly."""
-        self.idle[slot] = fixed.shift(self.load[slot], activation, -1, self.survival[slot])
+        self.idle[slot] = fixed.shift(self.load[slot], step, -1, self.survival[slot])
 
     def clear(self, slot: int) -> None:
         """Forgets everything in a slot."""

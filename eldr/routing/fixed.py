@@ -27,6 +27,8 @@ SURVIVAL_ONE = 255
 
 I16 = npt.NDArray[np.int16]
 U8 = npt.NDArray[np.uint8]
+U16 = npt.NDArray[np.uint16]
+U32 = npt.NDArray[np.uint32]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
@@ -53,7 +55,7 @@ SURVIVAL = _survival_table()
 
 
 _NEEDED = (
-    *("activate", "similarities", "dots", "shift", "place", "least", "band"),
+    *("activate", "admit", "similarities", "dots", "shift", "place", "least", "band"),
     *("assign_exact", "assign_prices"),
 )
 
@@ -77,9 +79,7 @@ def _load_native() -> ModuleType | None:
 native: ModuleType | None = _load_native()
 
 
-def activation(
-    counts: npt.NDArray[np.uint32], scale: float, mean: F32, keep: float, out: I16
-) -> bool:
+def activation(counts: U32, scale: float, mean: F32, keep: float, out: I16) -> bool:
     """out[i] = min(trunc(counts[i] * scale + (mean[i] * keep + 0.5)), 2^15 - 1), in float32.
 
     Args:
@@ -100,8 +100,31 @@ def activation(
     return bool(counts.any())
 
 
+def admit(counts: U32, scale: float, mean: F32, keep: float, x: I16, step: U16, total: U32) -> bool:
+    """`activation` into x, its costs into `step`, and the counts added to a sum, in one pass.
+
+    Args:
+        counts: see `activation`, as for the next three; none is negative.
+        scale: of the counts.
+        mean: of all requests.
+        keep: of the mean.
+        x: int16 [n], written.
+        step: uint16 [n], written: COST[x].
+        total: uint32 [n], increased by the counts.
+
+    Returns:
+        Whether any count is not zero.
+    """
+    if native is not None:
+        return bool(native.admit(counts, scale, mean, keep, COST, x, step, total))
+    hit = activation(counts, scale, mean, keep, x)
+    step[:] = COST[x]
+    total += counts.reshape(-1)
+    return hit
+
+
 def similarities(
-    counts: npt.NDArray[np.uint32],
+    counts: U32,
     weights: F32,
     scale: float,
     rows: U8,
@@ -151,15 +174,21 @@ def dots(x: I16, rows: U8) -> I64:
     return out
 
 
-def shift(load: I32, x: I16, sign: int, out: U8) -> int:
-    """Adds (sign 1) or removes (-1) one request: load += sign * COST[x]; out = survival of load.
+def shift(load: I32, step: U16, sign: int, out: U8) -> int:
+    """Adds (sign 1) or removes (-1) one request: load += sign * step; out = survival of load.
+
+    Args:
+        load: int32 [n], changed.
+        step: uint16 [n], COST of the request's activation.
+        sign: 1 or -1.
+        out: uint8 [n], written.
 
     Returns:
         The sum of `out`: 255 * (experts expected not to be read).
     """
     if native is not None:
-        return int(native.shift(load, x, sign, COST, SURVIVAL, out))
-    load += np.int32(sign) * COST[x].astype(np.int32)
+        return int(native.shift(load, step, sign, SURVIVAL, out))
+    load += np.int32(sign) * step.astype(np.int32)
     out[:] = SURVIVAL[np.clip(load, 0, len(SURVIVAL) - 1)]
     return int(out.sum(dtype=np.int64))
 

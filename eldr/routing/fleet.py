@@ -14,7 +14,7 @@ from eldr.routing import integrity
 from eldr.routing.activation import ActivationModel, Shrinkage
 from eldr.routing.decision import Choice, Context, Decision, Slots
 from eldr.routing.expert_load import ExpertLoad
-from eldr.routing.fixed import I16
+from eldr.routing.fixed import I16, U16
 from eldr.routing.integrity import Running
 from eldr.routing.policies.base import Policy, least_requests
 from eldr.routing.request import Reason, RouteRequest
@@ -165,10 +165,10 @@ class Fleet:
             if request.id in self._running:
                 raise ValueError(f"fleet: request {request.id!r} is reserved already")
             candidates = self._allowed(exclude)
-            choice, activation = self._choose(request, candidates)
+            choice, step = self._choose(request, candidates)
             table = self._table
-            load = table.requests[candidates]
-            self._commit(request, choice, activation)
+            load = table.requests.take(candidates)
+            self._commit(request, choice, step)
             worker = table.workers[choice.slot]
             assert worker is not None  # candidates hold workers only
             return Decision(
@@ -184,8 +184,8 @@ class Fleet:
             table = self._table
             table.requests[running.slot] -= 1
             table.kv_tokens[running.slot] -= running.kv_tokens
-            if running.activation is not None and table.experts is not None:
-                table.experts.remove(running.slot, running.activation)
+            if running.step is not None and table.experts is not None:
+                table.experts.remove(running.slot, running.step)
             return True
 
     def observe(
@@ -254,12 +254,14 @@ class Fleet:
             )
         return candidates
 
-    def _choose(self, request: RouteRequest, candidates: Slots) -> tuple[Choice, I16 | None]:
+    def _choose(self, request: RouteRequest, candidates: Slots) -> tuple[Choice, U16 | None]:
+        """The choice, and what it adds to the chosen worker's expert load."""
         draw = self._draw()
         try:
-            activation, reason = self._activation(request)
+            found, reason = self._admit(request)
+            activation, step = found or (None, None)
             context = Context(request, self._table, candidates, activation, reason, draw)
-            return self.policy.choose(context), activation
+            return self.policy.choose(context), step
         except Exception:
             # A fault of ours must not cost a request: load alone decides, and the reason counts it.
             _log.exception("policy %s failed on request %s", self.policy.name, request.id)
@@ -267,7 +269,8 @@ class Fleet:
             context = Context(request, self._table, candidates, None, reason, draw)
             return least_requests(context, reason), None
 
-    def _activation(self, request: RouteRequest) -> tuple[I16 | None, Reason | None]:
+    def _admit(self, request: RouteRequest) -> tuple[tuple[I16, U16] | None, Reason | None]:
+        """The request's activation and its costs, or why there are none."""
         signature = request.signature
         if signature is None:
             return None, request.problem or Reason.NO_SIGNATURE
@@ -280,20 +283,18 @@ class Fleet:
             return None, Reason.LOW_COVERAGE
         if signature.tokens < 1 or signature.coverage <= 0:
             return None, Reason.EMPTY
-        activation = model.activation(signature)
-        return activation, None if activation is not None else Reason.EMPTY
+        found = model.admit(signature)
+        return found, None if found is not None else Reason.EMPTY
 
-    def _commit(self, request: RouteRequest, choice: Choice, activation: I16 | None) -> None:
-        table, slot = self._table, choice.slot
+    def _commit(self, request: RouteRequest, choice: Choice, step: U16 | None) -> None:
+        table, slot, kv_tokens = self._table, choice.slot, request.kv_tokens
         table.requests[slot] += 1
-        table.kv_tokens[slot] += request.kv_tokens
+        table.kv_tokens[slot] += kv_tokens
         table.turns[slot] += 1.0 / table.weight[slot]
         table.lengths.add(request.new_tokens)
-        if activation is not None and table.experts is not None:
-            table.experts.add(slot, activation)
-            if self.activations is not None and request.signature is not None:
-                self.activations.observe(request.signature)
-        self._running[request.id] = Running(slot, request.kv_tokens, activation)
+        if step is not None and table.experts is not None:
+            table.experts.add(slot, step)
+        self._running[request.id] = Running(slot, kv_tokens, step)
 
     def _draw(self) -> int:
         """64 pseudo-random bits per decision (splitmix64 of seed and sequence number)."""

@@ -10,17 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from eldr.routing.expert_load import ExpertLoad
-from eldr.routing.fixed import I16, SURVIVAL
+from eldr.routing.fixed import SURVIVAL, U16
 from eldr.routing.worker import WorkerTable
 
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """One reservation: where it runs and what it added there."""
+    """One reservation: where it runs and what it added there, to expert load by `step`."""
 
     slot: int
     kv_tokens: int
-    activation: I16 | None
+    step: U16 | None
 
 
 def check(table: WorkerTable, running: Iterable[Running], slots: dict[str, int]) -> None:
@@ -36,8 +36,8 @@ def check(table: WorkerTable, running: Iterable[Running], slots: dict[str, int])
     for one in running:
         requests[one.slot] += 1
         kv[one.slot] += one.kv_tokens
-        if one.activation is not None and fresh is not None:
-            fresh.add(one.slot, one.activation)
+        if one.step is not None and fresh is not None:
+            fresh.add(one.slot, one.step)
     _same("requests", table.requests, requests)
     _same("kv_tokens", table.kv_tokens, kv)
     if fresh is not None and table.experts is not None:

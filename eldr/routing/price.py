@@ -26,13 +26,12 @@ DOT_UNIT = 1.0 / (fixed.P_ONE * fixed.SURVIVAL_ONE)
 IDLE_UNIT = 1.0 / fixed.SURVIVAL_ONE
 
 
-def terms(cost: StepCost, cells: int, kv_tokens: float, hedge: float) -> npt.NDArray[np.float64]:
-    """The scalars of the formula, float64 [9]."""
-    values = (
+def terms(cost: StepCost, cells: int, kv_tokens: float, hedge: float) -> tuple[float, ...]:
+    """The 9 scalars of the formula."""
+    return (
         cost.base, cost.expert, cost.kv, cost.request, float(cells),
         DOT_UNIT, IDLE_UNIT, float(kv_tokens), hedge,
     )  # fmt: skip
-    return np.array(values, np.float64)
 
 
 def increase(
@@ -41,7 +40,7 @@ def increase(
     """cost[w] for arrays of any library; `t` holds `terms`, as scalars or as an array.
 
     Args:
-        t: 9 float64 values.
+        t: 9 values.
         power: integer >= 1.
         dots: [W], <activation, survival> in fixed point.
         idle: [W], sums of the survival rows.
@@ -64,29 +63,46 @@ def increase(
 
 
 def place(
-    t: npt.NDArray[np.float64],
+    t: tuple[float, ...],
     power: int,
     guard: float,
-    dots: fixed.I64,
+    x: fixed.I16,
     table: WorkerTable,
     candidates: npt.NDArray[np.intp],
-) -> tuple[npt.NDArray[np.float64], int]:
-    """cost[w] of the candidates, float64 [C], and the index of the least, the first on a tie.
+) -> tuple[npt.NDArray[np.float64], int, float]:
+    """What a request costs on each candidate, and which of them is the best.
 
     Workers whose load exceeds (1 + guard) * mean load + 1 cost infinity. The table's expert load
     must be tracked.
+
+    Args:
+        t: `terms`.
+        power: integer >= 1.
+        guard: >= 0.
+        x: the request's activation, int16 [L*E].
+        table: the workers.
+        candidates: slots, [C], C >= 1.
+
+    Returns:
+        cost[w] of the candidates, float64 [C]; the index of the least, the first on a tie; and
+        dD[w] there.
     """
     assert table.experts is not None
-    idle, n, others = table.experts.idle, table.requests, table.others
+    survival, idle, n, others = (
+        table.experts.survival, table.experts.idle, table.requests, table.others,
+    )  # fmt: skip
     if fixed.native is not None:
         out = np.empty(len(candidates))
-        at = fixed.native.place(
-            dots, idle, n, others, table.kv_tokens, table.weight, candidates, t, power, guard, out
-        )
-        return out, at
-    chosen = (a[candidates] for a in (dots, idle, n, others, table.kv_tokens, table.weight))
-    out = np.asarray(increase(t, power, *chosen), np.float64)
+        at, dot = fixed.native.place(
+            x, survival, idle, n, others, table.kv_tokens, table.weight, candidates,
+            t, power, guard, out,
+        )  # fmt: skip
+        return out, at, dot * DOT_UNIT
+    dots = fixed.dots(x, survival[candidates])
+    chosen = (a[candidates] for a in (idle, n, others, table.kv_tokens, table.weight))
+    out = np.asarray(increase(t, power, dots, *chosen), np.float64)
     load = (n[candidates] + others[candidates]) / table.weight[candidates]
     limit = sum(load.tolist()) / len(load) * (1.0 + guard) + 1.0  # summed in order, as native does
     out[load > limit] = np.inf
-    return out, int(out.argmin())
+    at = int(out.argmin())
+    return out, at, int(dots[at]) * DOT_UNIT

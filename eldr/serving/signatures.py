@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import orjson
 
 from eldr.geometry import Geometry
 from eldr.routing import Reason
 from eldr.signature import Signature, SignatureError, decode
+
+log = logging.getLogger(__name__)
 
 
 def read_signature(
@@ -26,3 +30,7 @@ def read_signature(
         return None, Reason(error.reason)
     except orjson.JSONDecodeError:
         return None, Reason.MALFORMED
+    except Exception:
+        # A fault of ours must not cost a request: load alone decides, and the reason counts it.
+        log.exception("a signature could not be read")
+        return None, Reason.POLICY_ERROR

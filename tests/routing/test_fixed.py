@@ -44,12 +44,12 @@ def test_native_equals_numpy(plain, cells, workers):
         np.testing.assert_array_equal(ours, theirs)
         np.testing.assert_array_equal(fixed.dots(ours, rows), plain(fixed.dots, ours, rows))
     load = np.random.default_rng(1).integers(0, 90_000, cells, dtype=np.int32)
-    loads = load.copy(), load.copy()
+    loads, step = (load.copy(), load.copy()), fixed.COST[ours]
     out = np.empty(cells, np.uint8), np.empty(cells, np.uint8)
     for sign in (1, 1, -1, 1, -1):
         sums = (
-            fixed.shift(loads[0], ours, sign, out[0]),
-            plain(fixed.shift, loads[1], ours, sign, out[1]),
+            fixed.shift(loads[0], step, sign, out[0]),
+            plain(fixed.shift, loads[1], step, sign, out[1]),
         )
         assert sums[0] == sums[1] == out[0].sum(dtype=np.int64)
         np.testing.assert_array_equal(loads[0], loads[1])
@@ -100,12 +100,12 @@ def test_tables_follow_their_formulas():
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=30), st.randoms())
 def test_removal_in_any_order_restores_the_start(seeds, order):
     load, out = np.zeros(50, np.int32), np.empty(50, np.uint8)
-    added = [np.random.default_rng(s).integers(0, fixed.P_ONE, 50).astype(np.int16) for s in seeds]
-    for x in added:
-        fixed.shift(load, x, 1, out)
+    added = [fixed.COST[np.random.default_rng(s).integers(0, fixed.P_ONE, 50)] for s in seeds]
+    for step in added:
+        fixed.shift(load, step, 1, out)
     order.shuffle(added)
-    for x in added:
-        total = fixed.shift(load, x, -1, out)
+    for step in added:
+        total = fixed.shift(load, step, -1, out)
     assert not load.any()
     assert total == 50 * 255
 
@@ -120,8 +120,21 @@ def test_native_refuses_what_it_cannot_use():
     with pytest.raises((BufferError, ValueError)):
         fixed.native.dots(x, rows[:, ::2], out)
     load, survival = np.zeros(4, np.int32), np.empty(4, np.uint8)
-    with pytest.raises(ValueError, match="negative"):
-        fixed.native.shift(load, x - 1, 1, fixed.COST, fixed.SURVIVAL, survival)
+    step = np.zeros(4, np.uint16)
+    with pytest.raises(TypeError, match="step"):
+        fixed.native.shift(load, x, 1, fixed.SURVIVAL, survival)
+    with pytest.raises(ValueError, match="step"):
+        fixed.native.shift(load, step[:3], 1, fixed.SURVIVAL, survival)
+    most, mean = np.ones(4, np.uint32), np.ones(4, np.float32)
+    for wrong in (
+        (most, 1.0, mean[:3], 1.0, fixed.COST, x, step, most),
+        (most, 1.0, mean, 1.0, fixed.COST[:9], x, step, most),
+        (most, 1.0, mean, 1.0, fixed.COST, x[:3], step, most),
+        (most, 1.0, mean, 1.0, fixed.COST, x, step[:3], most),
+        (most, 1.0, mean, 1.0, fixed.COST, x, step, most[:3]),
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            fixed.native.admit(*wrong)
     one, none = np.ones(1), np.zeros(1, np.int64)
     with pytest.raises(IndexError, match="candidate 1"):
         fixed.native.least(none, one, one, none + 1, 0, one.copy())
@@ -139,9 +152,9 @@ def test_native_refuses_what_it_cannot_use():
     with pytest.raises(ValueError, match="rows"):
         fixed.native.similarities(counts, weights, 1.0, rows[:1], unit, none, one.copy())
     with pytest.raises(ValueError, match="65536"):
-        fixed.native.shift(load, x, 1, fixed.COST, np.zeros(65_537, np.uint8), survival)
+        fixed.native.shift(load, step, 1, np.zeros(65_537, np.uint8), survival)
     with pytest.raises(ValueError, match="sign"):
-        fixed.native.shift(load, x, 2, fixed.COST, fixed.SURVIVAL, survival)
+        fixed.native.shift(load, step, 2, fixed.SURVIVAL, survival)
 
 
 def test_a_library_of_another_version_is_not_used(monkeypatch, caplog):

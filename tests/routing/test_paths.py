@@ -39,7 +39,7 @@ def tables(rng, workers, cells=16):
     table.others[:] = rng.integers(0, 3, workers) / 2
     table.kv_tokens[:] = rng.integers(0, 5000, workers)
     for slot in range(workers):
-        table.experts.add(slot, rng.integers(0, fixed.P_ONE, cells).astype(np.int16))
+        table.experts.add(slot, fixed.COST[rng.integers(0, fixed.P_ONE, cells)])
     return table
 
 
@@ -52,9 +52,11 @@ def test_prices(seed, workers, power, guard):
     slots = np.flatnonzero(rng.random(workers) < 0.7)
     slots = slots if len(slots) else np.array([0])
     terms = price.terms(StepCost(*rng.random(4)), 16, float(rng.integers(0, 3000)), rng.random())
-    dots = fixed.dots(rng.integers(0, fixed.P_ONE, 16).astype(np.int16), table.experts.survival)
-    ours, theirs = both(lambda: price.place(terms, power, guard, dots, table, slots))
+    x = rng.integers(0, fixed.P_ONE, 16).astype(np.int16)
+    ours, theirs = both(lambda: price.place(terms, power, guard, x, table, slots))
     assert ours[1] == theirs[1] == ours[0].argmin()
+    dots = x.astype(np.int64) @ table.experts.survival[slots[ours[1]]]
+    assert ours[2] == theirs[2] == dots * price.DOT_UNIT
     np.testing.assert_array_equal(ours[0], theirs[0])
     load = ((table.requests + table.others) / table.weight)[slots]
     limit = (1 + guard) * load.mean() + 1
@@ -138,19 +140,42 @@ def test_activations_are_those_of_the_definition(seed, cells):
 
 
 @needs_native
+@settings(max_examples=60, deadline=None)
+@given(SEEDS, st.integers(1, 2500))
+def test_admission_is_activation_its_costs_and_a_sum(seed, cells):
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(0, rng.choice([1, 4, 4000]), cells, dtype=np.uint32)
+    mean = rng.random(cells, np.float32)
+    before = rng.integers(0, 9, cells, dtype=np.uint32)
+
+    def call():
+        total, x, step = before.copy(), np.empty(cells, np.int16), np.empty(cells, np.uint16)
+        hit = fixed.admit(counts, 11.5, mean, 900.0, x, step, total)
+        return hit, x, step, total
+
+    wanted = np.empty(cells, np.int16)
+    fixed.activation(counts, 11.5, mean, 900.0, wanted)
+    for hit, x, step, total in both(call):
+        assert hit is bool(counts.any())
+        np.testing.assert_array_equal(x, wanted)
+        np.testing.assert_array_equal(step, fixed.COST[wanted])
+        np.testing.assert_array_equal(total, before + counts)
+
+
+@needs_native
 @settings(max_examples=40, deadline=None)
 @given(SEEDS, st.sampled_from([1, -1]))
 def test_survival_below_zero_and_beyond_the_table(seed, sign):
     """Measurements may take away more than was predicted: then nothing is expected to be read."""
     rng = np.random.default_rng(seed)
     start = rng.integers(-80_000, 140_000, 33, dtype=np.int32)
-    x = rng.integers(0, fixed.P_ONE, 33).astype(np.int16)
+    step = fixed.COST[rng.integers(0, fixed.P_ONE, 33)]
 
     def call():
         load, out = start.copy(), np.empty(33, np.uint8)
-        return fixed.shift(load, x, sign, out), load, out
+        return fixed.shift(load, step, sign, out), load, out
 
-    wanted = start + sign * fixed.COST[x].astype(np.int64)
+    wanted = start + sign * step.astype(np.int64)
     alive = np.rint(255 * np.exp(-np.maximum(wanted, 0) / fixed.LOG_ONE))
     for total, load, out in both(call):
         np.testing.assert_array_equal(load, wanted)

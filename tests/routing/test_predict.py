@@ -94,7 +94,7 @@ def test_the_mean_follows_the_requests_seen():
     counts = np.zeros((3, 16), np.uint32)
     counts[:, 5] = 1000
     for _ in range(64):
-        model.observe(Signature(counts, 1000))
+        model.admit(Signature(counts, 1000))
     mean = model.mean.reshape(3, 16)
     assert (mean[:, 5] > 0.95).all()
     assert mean[:, 0].max() < 0.01
@@ -171,5 +171,5 @@ def test_a_sampled_signature_is_trusted_as_a_prompt_of_its_sample():
         model.activation(sampled), short.activation(Signature(counts, 32, 1.0))
     )
     for _ in range(64):
-        model.observe(sampled)
+        model.admit(sampled)
     assert model.mean.reshape(3, 16)[0, 2] == pytest.approx(1.0, abs=0.2)

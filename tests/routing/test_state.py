@@ -142,7 +142,7 @@ def test_measured_load_is_a_blend_in_log_survival():
     assert len(load.idle) == 0
     load.resize(2)
     own = np.array([0, 8192, 16384, 32767], np.int16)
-    load.add(1, own)
+    load.add(1, fixed.COST[own])
     start = load.load[1].astype(np.int64)
     use = np.array([0.0, 0.3, 0.9, 1.0])
     load.measured(1, use, 0.25)
@@ -161,7 +161,7 @@ def test_measured_load_is_a_blend_in_log_survival():
 def test_distinct_experts_by_their_definition():
     load = ExpertLoad(3)
     load.resize(2)
-    load.add(1, np.array([0, 16384, 32000], np.int16))
+    load.add(1, fixed.COST[[0, 16384, 32000]])
     alive = load.survival / 255
     np.testing.assert_allclose(load.distinct(), 3 - alive.sum(axis=1), rtol=1e-12)
 
@@ -189,7 +189,7 @@ def test_the_mean_moves_every_32_requests_by_its_formula():
     model = ActivationModel(SMALL)
     uniform = 2 / 16
     for seen in range(1, 97):
-        model.observe(hits(5, 10))
+        model.admit(hits(5, 10))
         known = seen // 32 * 32 * 10
         mean = model.mean.reshape(3, 16)
         np.testing.assert_allclose(
@@ -204,11 +204,11 @@ def test_old_requests_weigh_half_beyond_the_window(extra):
     model = ActivationModel(SMALL)
     each = 2**22 // 32
     for i in range(32):
-        model.observe(hits(5, each + (extra if i == 0 else 0)))
+        model.admit(hits(5, each + (extra if i == 0 else 0)))
     old = 2**22 + extra
     old = old / 2 if extra else old
     for _ in range(32):
-        model.observe(hits(9, 1000))
+        model.admit(hits(9, 1000))
     mean = model.mean.reshape(3, 16)[0]
     total = old + 32_000 + 256
     np.testing.assert_allclose(mean[5], (old + 32) / total, rtol=1e-6)

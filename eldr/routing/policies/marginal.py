@@ -6,11 +6,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from eldr.routing import fixed
 from eldr.routing.cost import StepCost
 from eldr.routing.decision import Choice, Context
 from eldr.routing.policies.base import Policy, least_requests
-from eldr.routing.price import DOT_UNIT, place, terms
+from eldr.routing.price import place, terms
 from eldr.routing.step_fit import StepFit, StepSample, prior
 
 
@@ -65,8 +64,6 @@ class MarginalCost(Policy):
         request = context.request
         hedge = self.hedge * table.lengths.relative(request.new_tokens)
         t = terms(self.fit.cost, experts.cells, request.kv_tokens, hedge)
-        dots = fixed.dots(context.activation, experts.survival)
         slots = context.candidates
-        total, at = place(t, self.power, self.guard, dots, table, slots)
-        slot = int(slots[at])
-        return Choice(slot, "marginal", None, total, None, int(dots[slot]) * DOT_UNIT)
+        total, at, added = place(t, self.power, self.guard, context.activation, table, slots)
+        return Choice(int(slots[at]), "marginal", None, total, None, added)
