@@ -53,9 +53,7 @@ async def _legs(url: str, total: int) -> dict[str, float]:
 
     async def ours() -> None:
         limits = Limits(60.0, 60.0, loop.time() + 60.0)
-        async with await open_exchange(
-            endpoint, _PATH, _HEADERS, _BODY, limits, Attempt()
-        ) as exchange:
+        with await open_exchange(endpoint, _PATH, _HEADERS, _BODY, limits, Attempt()) as exchange:
             await exchange.answer(2**20)
 
     async def theirs() -> None:

@@ -35,6 +35,7 @@ class PushConnector(ValueError):
     """The KV connector pushes: it must know the decode worker before prefill."""
 
 
+_NO_USAGE, _NO_DETAILS = Usage(), PromptDetails()
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -75,11 +76,11 @@ def parse_prefill(raw: bytes) -> Prefilled:
         answer = _decode_answer(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedAnswer(f"the prefill worker's answer is malformed: {error}") from error
-    usage = answer.usage or Usage()
-    details = usage.prompt_tokens_details or PromptDetails()
+    usage = answer.usage or _NO_USAGE
+    details = usage.prompt_tokens_details or _NO_DETAILS
     params = answer.kv_transfer_params
     signature = params.pop("eldr", None) if params else None
-    if params and bytes(params.get("transfer_mode", b'"pull"')) != b'"pull"':
+    if params and "transfer_mode" in params and bytes(params["transfer_mode"]) != b'"pull"':
         raise PushConnector(
             "the prefill worker's KV connector uses transfer mode "
             f"{bytes(params['transfer_mode']).decode('utf-8', 'replace')}: it must know the decode "

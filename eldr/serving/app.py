@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import suppress
 
 from aiohttp import web
 
@@ -105,8 +104,10 @@ class Surface:
         answer = await self.serve(request)
         if answer is not None:
             request.close = request.close or self._router.draining
-            with suppress(ConnectionResetError):  # the client went: nobody will see this answer
+            try:
                 await request.answer(answer)
+            except ConnectionResetError:
+                return  # the client went: nobody will see this answer
 
     async def serve(self, client: Incoming) -> Answer | None:
         """Serves a completion; the answer, or None when it was streamed."""

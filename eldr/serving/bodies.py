@@ -25,14 +25,16 @@ _ASK_FOR_KV = msgspec.Raw(
     b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
 )
 # A prefill produces one token that nobody sees: what asks for more of them is left out.
-_NOT_IN_PREFILL = (
-    "stream_options",
-    "min_tokens",
-    "min_completion_tokens",
-    "logprobs",
-    "top_logprobs",
-    "prompt_logprobs",
-    "return_token_ids",
+_NOT_IN_PREFILL = frozenset(
+    {
+        "stream_options",
+        "min_tokens",
+        "min_completion_tokens",
+        "logprobs",
+        "top_logprobs",
+        "prompt_logprobs",
+        "return_token_ids",
+    }
 )
 _ONE_IN_PREFILL = frozenset({"max_completion_tokens", "n", "best_of"})
 
@@ -55,8 +57,8 @@ class Body:
     def prefill(self) -> bytes:
         """The body of the prefill leg: one token, not streamed, KV kept for a remote reader."""
         out = self.fields.copy()
-        for name in _NOT_IN_PREFILL:
-            out.pop(name, None)
+        for name in _NOT_IN_PREFILL & out.keys():
+            del out[name]
         out["max_tokens"] = _ONE
         for name in _ONE_IN_PREFILL & out.keys():
             out[name] = _ONE

@@ -7,6 +7,7 @@ pays several times; the exposition is still the library's.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry
@@ -58,12 +59,14 @@ class Tally:
         self, name: str, text: str, labels: Sequence[str], registry: CollectorRegistry
     ) -> None:
         self._name, self._text, self._labels = name, text, labels
-        self.counts: dict[tuple[str, ...], int] = {} if labels else {(): 0}
+        self.counts: defaultdict[tuple[str, ...], int] = defaultdict(int)
+        if not labels:
+            self.counts[()] = 0
         registry.register(self)
 
     def add(self, *labels: str, count: int = 1) -> None:
         """Counts one, or several."""
-        self.counts[labels] = self.counts.get(labels, 0) + count
+        self.counts[labels] += count
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         """Called by the registry."""

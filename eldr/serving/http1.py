@@ -57,13 +57,13 @@ class Connection(asyncio.Protocol):
         self._lost = lost
         self._dropped = False
         self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
         self.used = 0
         self.idle_since = 0.0
         self.heard_at = 0.0
         self._reset()
 
     def _reset(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.complete = False
@@ -74,7 +74,6 @@ class Connection(asyncio.Protocol):
         self._buffered = 0
         self._head_bytes = 0
         self._paused = False
-        self._until_eof = False
         self._keep_alive = False
         self._active = False
         self._error: UpstreamError | None = None
@@ -113,7 +112,7 @@ class Connection(asyncio.Protocol):
         if not self._dropped:
             self._lost()
         if self._active and not self.complete:
-            if self._until_eof and error is None:
+            if error is None and self._ends_with_connection():
                 self.complete = True
                 self._wake()
             else:
@@ -123,18 +122,19 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
-        self.headers.append((name, value))
+        if not self.complete:
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """The head is there; interim answers (1xx) are skipped."""
+        """The head is there; interim answers (1xx) are skipped, a second answer is an error."""
+        if self.complete:
+            raise ValueError("bytes follow the answer")
         status = self._parser.get_status_code()
         if status < 200:
             self.headers = []
             return
         self.status = status
         self._keep_alive = self._parser.should_keep_alive()
-        names = {name.lower() for name, _ in self.headers}
-        self._until_eof = b"content-length" not in names and b"transfer-encoding" not in names
 
     def on_body(self, piece: bytes) -> None:
         """A piece of the body, its transfer coding removed."""
@@ -171,6 +171,11 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         return transport is not None and self.alive and transport.get_write_buffer_size() == 0
 
+    def _ends_with_connection(self) -> bool:
+        """Whether the end of the connection is the end of the body."""
+        names = {name.lower() for name, _ in self.headers}
+        return bool(self.status) and names.isdisjoint((b"content-length", b"transfer-encoding"))
+
     def check_deadlines(self, now: float) -> None:
         """Fails an exchange that was silent for too long, or whose request's time is over."""
         if self.complete:
@@ -180,13 +185,21 @@ class Connection(asyncio.Protocol):
         elif self.deadline < now:
             self.fail("timeout", "the worker did not answer in time")
 
-    def send(self, data: bytes) -> None:
-        """Begins an exchange."""
+    def send(self, data: bytes, first_byte: float, idle: float, expires: float) -> None:
+        """Begins an exchange.
+
+        Args:
+            data: the request.
+            first_byte: seconds until the answer's first byte.
+            idle: `idle_limit`.
+            expires: loop time.
+        """
         if self.used:
             self._reset()
         self.used += 1
         self._active = True
-        self.heard_at = self._loop.time()
+        self.heard_at = now = self._loop.time()
+        self.deadline, self.idle_limit, self.expires = now + first_byte, idle, expires
         if self._transport is None:
             self.fail("reset", "the worker closed the connection")
         else:
@@ -200,6 +213,13 @@ class Connection(asyncio.Protocol):
         """
         while not self.status:
             await self._wait()
+
+    def whole(self) -> bytes | None:
+        """The rest of the body, None if some of it has not come yet."""
+        if not self.complete or self._paused:
+            return None
+        pieces, self._pieces = self._pieces, []
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def read(self) -> bytes:
         """The next bytes of the body, as many as there are; b"" at its end.

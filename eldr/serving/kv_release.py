@@ -52,7 +52,7 @@ class KvRelease:
                 now = asyncio.get_running_loop().time()
                 limits = Limits(_SECONDS, _SECONDS, now + _SECONDS)
                 path = "/v1/completions"
-                async with await open_exchange(
+                with await open_exchange(
                     endpoint, path, _HEADERS, body, limits, Attempt()
                 ) as exchange:
                     await exchange.answer(2**20)

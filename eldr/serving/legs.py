@@ -103,7 +103,8 @@ class Legs:
         call.prefilled = time.perf_counter()
         self._metrics.prefill.observe(call.prefilled - started)
         cached = min(prefilled.cached_tokens, prefilled.prompt_tokens)
-        self._metrics.prompt_tokens.add("cached", count=cached)
+        if cached:
+            self._metrics.prompt_tokens.add("cached", count=cached)
         self._metrics.prompt_tokens.add("computed", count=prefilled.prompt_tokens - cached)
         if prefilled.kv is None:
             self._metrics.kv_missing.inc()
@@ -206,13 +207,15 @@ class Legs:
     async def _prefill_on(self, endpoint: Endpoint, call: Call, body: bytes) -> Prefilled | Failure:
         self._metrics.leg_requests["prefill"].add()
         try:
-            with self._prefill.running(endpoint):
+            endpoint.running += 1
+            try:
                 limits = Limits(self._limits.first_byte, self._limits.idle, call.expires)
-                exchange = await open_exchange(
+                with await open_exchange(
                     endpoint, call.path, call.headers, body, limits, Attempt()
-                )
-                async with exchange:
+                ) as exchange:
                     answer = await exchange.answer(_LONGEST_ANSWER)
+            finally:
+                self._prefill.ended(endpoint)
             if answer.status == 200:
                 prefilled = parse_prefill(answer.body)
                 self._prefill.succeeded(endpoint)
@@ -240,7 +243,7 @@ class Legs:
             limits = Limits(self._limits.first_byte, self._limits.idle, call.expires)
             body = call.body.decode(prefilled.kv)
             exchange = await self._open_decode(endpoint, call, body, limits, attempt)
-            async with exchange:
+            with exchange:
                 if exchange.connection.status == 200 and call.body.stream and exchange.streams:
                     await self._stream(call, ticket, exchange)
                     return None

@@ -27,17 +27,21 @@ class Origin:
         self.busy: set[Connection] = set()
         self.lost = 0
 
-    async def acquire(self, *, fresh: bool = False) -> Connection:
-        """A connection that nobody else uses; it must be given back by `give_back`.
-
-        Raises:
-            UpstreamError: `connect`.
-        """
-        while self.idle and not fresh:
+    def take(self) -> Connection | None:
+        """A kept connection, if there is one; it must be given back by `give_back`."""
+        while self.idle:
             connection = self.idle.pop()
             if connection.alive:
                 self.busy.add(connection)
                 return connection
+        return None
+
+    async def connect(self) -> Connection:
+        """A new connection; it must be given back by `give_back`.
+
+        Raises:
+            UpstreamError: `connect`.
+        """
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 
 from eldr.serving.condition import State
 from eldr.serving.endpoints import Endpoint, Role
@@ -168,7 +168,7 @@ class Pool:
             for e in self._members.values()
         )
 
-    def exclusions(self, failed: Names = _NONE) -> Iterator[Names]:
+    def exclusions(self, failed: Names = _NONE) -> Sequence[Names]:
         """Sets of names to leave out, from the most careful choice to the last resort.
 
         First all but plainly usable members are left out; then those that should merely be spared
@@ -176,14 +176,14 @@ class Pool:
         is better than a no: they may be back already. Draining members never get a request.
         """
         if not self._special:
-            yield failed
-            return
+            return (failed,)
         draining, *kinds = self._sort()
         tiers = [failed | draining]
         for names in kinds:
             if names:
                 tiers.append(tiers[-1] | names)
-        yield from reversed(tiers)
+        tiers.reverse()
+        return tiers
 
     def _sort(self) -> tuple[set[str], set[str], set[str], set[str]]:
         """Names of the draining, down, ejected and spared members."""

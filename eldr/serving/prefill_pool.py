@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Iterable, Set
 from itertools import count
 from zlib import crc32
 
@@ -60,23 +59,27 @@ class PrefillPool(Pool):
             endpoint.restarted_at = self._now()
             self.on_event(endpoint, "restarted")
 
-    @contextmanager
-    def running(self, endpoint: Endpoint) -> Iterator[None]:
-        """Counts one request on a worker for the duration of the block."""
-        endpoint.running += 1
-        try:
-            yield
-        finally:
-            endpoint.running -= 1
-            if endpoint.leaving:
-                self.settle(endpoint)
+    def ended(self, endpoint: Endpoint) -> None:
+        """One request less runs on a worker."""
+        endpoint.running -= 1
+        if endpoint.leaving:
+            self.settle(endpoint)
 
 
 def _by_prefix(able: list[Endpoint], prefix: bytes) -> Endpoint:
     """Rendezvous hashing with bounded loads: the best-ranked worker below the bound."""
-    bound = math.ceil(_LOAD_FACTOR * (sum(e.running + e.others for e in able) + 1) / len(able))
+    load = 1.0
+    for endpoint in able:
+        load += endpoint.running + endpoint.others
+    bound = math.ceil(_LOAD_FACTOR * load / len(able))
     key = crc32(prefix)
-    # A worker's rank for a prefix: the name's checksum continued from the prefix's, then mixed,
-    # since checksums of equal-length names differ by a constant.
-    ranked = sorted(able, key=lambda e: (crc32(e.salt, key) * _MIX) & _MASK, reverse=True)
-    return next((e for e in ranked if e.running + e.others < bound), ranked[0])
+    best, first, highest, top = None, able[0], -1, -1
+    for endpoint in able:
+        # A worker's rank for a prefix: the name's checksum continued from the prefix's, then mixed,
+        # since checksums of equal-length names differ by a constant.
+        rank = (crc32(endpoint.salt, key) * _MIX) & _MASK
+        if rank > top:
+            first, top = endpoint, rank
+        if rank > highest and endpoint.running + endpoint.others < bound:
+            best, highest = endpoint, rank
+    return best or first

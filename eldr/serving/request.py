@@ -118,21 +118,21 @@ def parse_head(head: bytes) -> dict[str, str] | None:
         httptools.HttpRequestParser(headers).feed_data(head)
     except (httptools.HttpParserError, httptools.HttpParserUpgrade):
         return None
-    return headers.found
+    out: dict[str, str] = {}
+    for name, value in headers.found.items():
+        # As aiohttp has it: bytes that are no UTF-8 survive the way to the workers.
+        out.setdefault(name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
+    return out
 
 
 class _Headers:
-    """Collects a head's headers for the parser."""
+    """Collects a head's headers for the parser; the first of a name counts."""
+
+    __slots__ = ("found", "on_header")
 
     def __init__(self) -> None:
-        self.found: dict[str, str] = {}
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """One header; the first of a name counts."""
-        # As aiohttp has it: bytes that are no UTF-8 survive the way to the workers.
-        self.found.setdefault(
-            name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape")
-        )
+        self.found: dict[bytes, bytes] = {}
+        self.on_header = self.found.setdefault  # called by name and value
 
 
 _date: tuple[int, bytes] = (0, b"")

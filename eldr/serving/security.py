@@ -15,7 +15,7 @@ from eldr.serving.bodies import Body
 from eldr.serving.errors import ClientError, StartError
 
 # A JSON text spells a media key like this, or hides it behind an escape of an ASCII character.
-_MEDIA = (b"_url", b"\\u00")
+_MEDIA, _ESCAPE = b"_url", b"\\u00"
 
 
 class Keys:
@@ -98,7 +98,7 @@ def refuse_media_urls(body: Body) -> None:
     if messages is None:
         return
     raw = bytes(messages)
-    if not any(mark in raw for mark in _MEDIA):
+    if _MEDIA not in raw and _ESCAPE not in raw:
         return
     try:
         found = _media_url(orjson.loads(raw))

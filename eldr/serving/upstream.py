@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -67,7 +66,7 @@ def passed(raw: Pairs) -> list[tuple[bytes, bytes]]:
 
 
 class Exchange:
-    """An open exchange; `async with` gives its connection back however it ends."""
+    """An open exchange; `with` gives its connection back however it ends."""
 
     __slots__ = ("_endpoint", "connection")
 
@@ -75,10 +74,10 @@ class Exchange:
         self._endpoint = endpoint
         self.connection = connection
 
-    async def __aenter__(self) -> Exchange:
+    def __enter__(self) -> Exchange:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._endpoint.origin.give_back(self.connection)
 
     @property
@@ -99,8 +98,13 @@ class Exchange:
         Raises:
             UpstreamError: it broke off, stayed silent, or exceeds `limit` bytes.
         """
-        body = await self.connection.read_all(limit)
-        return Answer(self.connection.status, self.connection.headers, body)
+        connection = self.connection
+        body = connection.whole()
+        if body is None:
+            body = await connection.read_all(limit)
+        elif len(body) > limit:
+            raise UpstreamError("malformed", True, f"the answer exceeds {limit} bytes")
+        return Answer(connection.status, connection.headers, body)
 
 
 async def open_exchange(
@@ -114,23 +118,23 @@ async def open_exchange(
         UpstreamError: no answer.
     """
     data = b"%b%bContent-Length: %d\r\n\r\n%b" % (endpoint.head(path), headers, len(body), body)
+    origin = endpoint.origin
     fresh = False
     while True:
-        connection = await endpoint.origin.acquire(fresh=fresh)
+        connection = None if fresh else origin.take()
+        if connection is None:
+            connection = await origin.connect()
         try:
             attempt.sent = True
-            connection.send(data)
-            connection.deadline = asyncio.get_running_loop().time() + limits.first_byte
-            connection.idle_limit = limits.idle
-            connection.expires = limits.expires
+            connection.send(data, limits.first_byte, limits.idle, limits.expires)
             await connection.head()
             return Exchange(endpoint, connection)
         except UpstreamError as error:
-            endpoint.origin.give_back(connection)
+            origin.give_back(connection)
             stale = error.kind == "reset" and connection.used > 1 and not connection.heard
             if fresh or not stale:
                 raise
             fresh = True
         except BaseException:
-            endpoint.origin.give_back(connection)
+            origin.give_back(connection)
             raise

@@ -151,7 +151,7 @@ def bytes_on_the_wire(head: bytes, parts: list[bytes], step: int, clean: bool) -
         loop = asyncio.get_running_loop()
         connection = Connection(loop, lambda: None)
         connection.connection_made(_Transport())  # type: ignore[arg-type]
-        connection.send(b"x")
+        connection.send(b"x", 60.0, 60.0, loop.time() + 60.0)
         for i in range(0, len(data), step):
             connection.data_received(data[i : i + step])
         connection.connection_lost(None if clean else ConnectionResetError())
