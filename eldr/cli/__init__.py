@@ -62,6 +62,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
             help=command.help,
             description=command.help[0].upper() + command.help[1:] + ".",
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,  # a flag that is not quite one of ours is an error
         )
         if name == chosen:  # only the chosen command's module is imported
             importlib.import_module(command.module).configure(sub)

@@ -62,9 +62,10 @@ def start(config: RouterConfig) -> int:
     import uvloop
 
     from eldr.serving.logs import set_up
-    from eldr.serving.server import serve
 
     set_up(config.log_level, config.log_format)
+    from eldr.serving.server import serve  # what its parts say when they load is logged as well
+
     try:
         uvloop.run(serve(config))
     except (StartError, ConfigError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
@@ -25,6 +26,14 @@ _TPOT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 
 _DECISION = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
 _BAND = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 _EXPERTS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
+OUTCOMES = ("ok", "client_error", "worker_error", "router_error", "cancelled", "broken_stream")
+_ROLES = ("prefill", "decode")
+_EVENTS = ("ejected", "down", "returned", "restarted", "joined", "left")
+_WHOLE = (
+    *("batch_of_prompts", "prompt_logprobs", "beam_search"),
+    *("several_choices", "no_prefill_worker"),
+)
 # Workers beyond this many share one label value, whatever joins and leaves.
 _MOST_WORKERS = 1000
 
@@ -36,8 +45,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.requests = self._tally(
             "requests",
-            "requests by endpoint and outcome (ok, client_error, worker_error, router_error, "
-            "cancelled, broken_stream)",
+            f"requests by endpoint and outcome ({', '.join(OUTCOMES)})",
             "endpoint",
             "outcome",
         )
@@ -98,7 +106,7 @@ class Metrics:
         )
         self.worker_events = self._counter(
             "worker_events",
-            "workers ejected, down, returned, restarted, joined, left",
+            f"workers {', '.join(_EVENTS)}",
             "role",
             "event",
         )
@@ -107,6 +115,22 @@ class Metrics:
             "requests served whole on a decode worker, without prefill, by reason",
             "reason",
         )
+
+        self._begin_at_zero()
+
+    def _begin_at_zero(self) -> None:
+        """Closed sets are there from the start: the first of its kind is an increase, too."""
+        self.requests.counts |= dict.fromkeys(product(ENDPOINTS, OUTCOMES), 0)
+        self.prompt_tokens.counts |= dict.fromkeys((("cached",), ("computed",)), 0)
+        for counter, *labels in (
+            (self.fallback, tuple(Reason)),
+            (self.retries, _ROLES, ("retried", "no_budget")),
+            (self.kv_releases, ("released", "failed", "dropped")),
+            (self.worker_events, _ROLES, _EVENTS),
+            (self.whole, _WHOLE),
+        ):
+            for values in product(*labels):
+                counter.labels(*values)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"eldr_router_{name}", text, labels, registry=self.registry)

@@ -206,6 +206,12 @@ def _refits(config: RouterConfig, router: Router) -> Refits | None:
 def _decision_log(config: RouterConfig) -> DecisionLog | None:
     if not config.decision_log:
         return None
+    try:
+        with open(config.decision_log, "ab"):
+            pass  # it can be written to, as far as one can know now
+    except OSError as error:
+        text = f"--decision-log: {error}. Name a file in a directory that the router may write to."
+        raise StartError(text) from error
     return DecisionLog(
         config.decision_log,
         sample=config.decision_log_sample,

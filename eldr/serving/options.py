@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from eldr.serving import dropin
-from eldr.serving.config import ConfigError, RouterConfig, options
+from eldr.serving.config import ConfigError, RouterConfig, options, without_password
 
 ENV_PREFIX = "ELDR_SERVE_"
 _CONFIG_ENV = ENV_PREFIX + "CONFIG"
@@ -58,6 +58,8 @@ def show(resolved: Resolved) -> dict[str, dict[str, Any]]:
         value = getattr(resolved.config, name)
         if option.metadata["secret"]:
             value = "set" if value else "not set"
+        elif name == "otel_endpoint":
+            value = without_password(value)
         out[name] = {"value": value, "origin": resolved.origins[name]}
     return out
 

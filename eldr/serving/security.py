@@ -14,6 +14,8 @@ import orjson
 from eldr.serving.bodies import Body
 from eldr.serving.errors import ClientError, StartError
 
+# What names another worker's memory; vLLM takes these from `vllm_xargs` as well.
+_HANDLES = frozenset({"kv_transfer_params", "ec_transfer_params"})
 # A JSON text spells a media key like this, or hides it behind an escape of an ASCII character.
 _MEDIA, _ESCAPE = b"_url", b"\\u00"
 
@@ -86,6 +88,28 @@ def client_tls(ca: str) -> ssl.SSLContext:
         return context
     except (OSError, ssl.SSLError) as error:
         raise StartError(f"--worker-ca {ca}: {error}") from error
+
+
+def take_handles_out(body: Body) -> None:
+    """Takes out what names another worker's memory, as `parse` did with `kv_transfer_params`.
+
+    Raises:
+        ClientError: 400, it is hidden in `vllm_xargs`.
+    """
+    body.fields.pop("ec_transfer_params", None)
+    extra = body.fields.get("vllm_xargs")
+    if extra is None:
+        return
+    raw = bytes(extra)
+    if b"_transfer_params" not in raw and _ESCAPE not in raw:
+        return
+    try:
+        given = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise ClientError(400, "invalid_request_error", f"`vllm_xargs`: {error}") from error
+    if isinstance(given, dict) and (found := sorted(_HANDLES & given.keys())):
+        text = f"`vllm_xargs` may not hold {' and '.join(found)}: this router sets it"
+        raise ClientError(400, "invalid_request_error", text)
 
 
 def refuse_media_urls(body: Body) -> None:

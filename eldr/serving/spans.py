@@ -7,12 +7,17 @@ nothing is paid, and with it nothing on the way of a request. They are children 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from eldr.serving.call import Call
 from eldr.serving.errors import StartError
+
+# A collector that is away costs its spans; a stop, which sends the last ones, must not wait for it.
+_EXPORT_SECONDS = 3.0
+_FAILED = frozenset({"worker_error", "router_error", "broken_stream"})
 
 
 class Spans:
@@ -25,8 +30,11 @@ class Spans:
             tracer: an OpenTelemetry tracer.
             extract: `opentelemetry.propagate.extract`.
         """
+        from opentelemetry.trace import StatusCode
+
         self._tracer = tracer
         self._extract = extract
+        self._error = StatusCode.ERROR
 
     def record(self, call: Call, carrier: Mapping[str, str], outcome: str) -> None:
         """Makes the spans of one request; `carrier` holds the client's headers."""
@@ -58,6 +66,8 @@ class Spans:
             )
             worker = {"eldr.worker": ticket.endpoint.name}
             self._span("eldr.decode", inside, at(ticket.decided), now_ns, worker)
+        if outcome in _FAILED:
+            whole.set_status(self._error, outcome)
         whole.end(now_ns)
 
     @staticmethod
@@ -77,8 +87,10 @@ def open_spans(endpoint: str) -> Spans:
     """Spans that go to an OTLP/HTTP collector.
 
     Raises:
-        StartError: the SDK is not installed.
+        StartError: it is no URL, or the SDK is not installed.
     """
+    if not re.match(r"https?://[^/]", endpoint):
+        raise StartError(f"--otel-endpoint {endpoint!r}: expected http://HOST:PORT")
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.propagate import extract
@@ -88,6 +100,8 @@ def open_spans(endpoint: str) -> Spans:
     except ImportError as error:
         raise StartError("--otel-endpoint needs `pip install eldr[otel]`") from error
     provider = TracerProvider(resource=Resource.create({"service.name": "eldr-router"}))
-    exporter = OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces")
+    exporter = OTLPSpanExporter(
+        endpoint=endpoint.rstrip("/") + "/v1/traces", timeout=_EXPORT_SECONDS
+    )
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return Spans(provider.get_tracer("eldr.serving"), extract)

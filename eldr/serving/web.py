@@ -51,7 +51,15 @@ def as_response(answer: Answer) -> web.Response:
 
 def as_headers(pairs: Pairs) -> CIMultiDict[str]:
     """Headers in aiohttp's words."""
-    return CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in pairs)
+    return CIMultiDict((name.decode("latin-1"), _text(value)) for name, value in pairs)
+
+
+def _text(value: bytes) -> str:
+    """A header's value; aiohttp sends it as UTF-8."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 @web.middleware

@@ -305,6 +305,24 @@ async def test_media_url_is_found_at_any_depth(depth: int) -> None:
         assert not r.prefill[0].seen
 
 
+async def test_no_field_names_another_workers_memory() -> None:
+    handle = {"remote_host": "evil", "do_remote_prefill": True}
+    async with rig(1, 1) as r:
+        for whole in ({}, {"use_beam_search": True}):
+            given = {"kv_transfer_params": handle, "ec_transfer_params": handle, **whole}
+            extra = {"vllm_xargs": {"kept": "kv_transfer_params", "l": [1, 2.5]}}
+            assert (await r.complete(**given, **extra))[0] == 200
+            for hidden in ("kv_transfer_params", "ec_transfer_params", "kv\\u005ftransfer_params"):
+                raw = b'{"prompt":"x","vllm_xargs":{"%b":"boom"}}' % hidden.encode()
+                async with r.client.post(r.url + "/v1/completions", data=raw) as response:
+                    assert response.status == 400
+                    assert "vllm_xargs" in (await response.json())["error"]["message"]
+        for seen in (*r.prefill[0].seen, *r.decode[0].seen):
+            assert b"evil" not in seen.raw
+            assert b"boom" not in seen.raw
+            assert seen.body["vllm_xargs"] == extra["vllm_xargs"]
+
+
 async def test_body_and_header_limits() -> None:
     async with rig(1, 1, max_body=2000, max_header=1024) as r:
         status, answer = await r.complete(prompt="x" * 3000)

@@ -12,8 +12,8 @@ import pytest
 from eldr.geometry import Geometry
 from eldr.serving import logs
 from eldr.serving.spans import Spans
-from tests.serving.mocks.worker import MockWorker
-from tests.serving.rig import rig
+from tests.serving.mocks.worker import MockWorker, Plan
+from tests.serving.rig import rig, until
 
 
 @pytest.fixture
@@ -105,3 +105,30 @@ async def test_spans_are_children_of_the_clients_trace() -> None:
         assert whole.start_time <= spans[name].start_time <= spans[name].end_time <= whole.end_time
     assert spans["eldr.decision"].attributes["eldr.policy"] == "marginal_cost"
     assert spans["eldr.prefill"].end_time <= spans["eldr.decision"].start_time
+
+
+async def test_span_of_a_request_that_failed_or_was_left_says_so() -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry.propagate import extract
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    from opentelemetry.trace import StatusCode
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    async with rig(1, 1, attempts=1) as r:
+        r.router.spans = Spans(provider.get_tracer("test"), extract)
+        r.decode[0].plan = Plan(reset="answer")
+        assert (await r.complete())[0] == 502
+        r.decode[0].plan = Plan(stall=1)
+        async with r.client.post(
+            r.url + "/v1/completions", json={"prompt": "x", "stream": True}
+        ) as response:
+            await response.content.readany()
+        await until(lambda: len(exporter.get_finished_spans()) == 8)
+    whole = [s for s in exporter.get_finished_spans() if s.name.startswith("POST")]
+    assert [(s.attributes["eldr.outcome"], s.status.status_code) for s in whole] == [
+        ("worker_error", StatusCode.ERROR),
+        ("cancelled", StatusCode.UNSET),
+    ]

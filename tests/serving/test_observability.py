@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from eldr.geometry import Geometry
 from eldr.serving.decision_log import DecisionLog, read_decisions
 from eldr.serving.experiment import Experiment, Mean, difference, half_width
+from eldr.serving.metrics import ENDPOINTS, OUTCOMES
 from eldr.serving.state import Router
 from eldr.signature import decode
 from tests.serving.mocks.worker import MockWorker, Plan
@@ -39,8 +40,12 @@ async def test_metrics_have_closed_names_and_count_what_happened() -> None:
             assert response.status == 400
         got = await _scrape(r)
         assert all(name.startswith("eldr_router_") for name in got)
-        outcomes = {lab["outcome"]: value for lab, value in got["eldr_router_requests_total"]}
-        assert outcomes == {"ok": 2.0, "client_error": 1.0}
+        outcomes = {
+            lab["outcome"]: value
+            for lab, value in got["eldr_router_requests_total"]
+            if lab["endpoint"] == "/v1/completions"
+        }
+        assert outcomes == {**dict.fromkeys(OUTCOMES, 0.0), "ok": 2.0, "client_error": 1.0}
         assert got["eldr_router_decision_seconds_count"] == [({}, 2.0)]
         assert got["eldr_router_first_byte_seconds_count"] == [({}, 1.0)]
         assert got["eldr_router_time_per_output_event_seconds_count"] == [({}, 1.0)]
@@ -56,6 +61,47 @@ async def test_metrics_have_closed_names_and_count_what_happened() -> None:
         up = [v for lab, v in got["eldr_router_workers"] if lab["state"] == "up"]
         assert up == [1.0, 2.0]
         assert sum(v for _, v in got["eldr_router_shadow_decisions_total"]) == 2.0
+
+
+async def test_label_sets_are_closed() -> None:
+    """Every series but those of policies and workers is there before the first request."""
+    async with rig(1, 2, attempts=2, eject_failures=1, several_choices="whole") as r:
+        before = await _scrape(r)
+        for plan in (Plan(), Plan(status=500), Plan(status=404), Plan(reset="answer"), Plan(fin=1)):
+            r.decode[0].plan = r.decode[1].plan = plan
+            await r.complete()
+            await r.stream()
+        r.decode[0].plan = r.decode[1].plan = Plan()
+        await r.complete(n=2)
+        for path in ("/v1/completions?x=1", "/v1/other", "/v1/chat/completions"):
+            async with r.client.post(r.url + path, data=b"{", headers={"X-User-ID": "u"}):
+                pass
+        after = await _scrape(r)
+    new = {
+        name: [lab for lab, _ in after[name] if lab not in [old for old, _ in before.get(name, [])]]
+        for name in after
+        if not name.startswith("eldr_router_request_duration_seconds")
+    }
+    assert {name for name, added in new.items() if added} == {"eldr_router_decisions_total"}
+    assert after["eldr_router_decisions_total"][0][0] == {
+        "policy": "least_requests",
+        "branch": "least_requests",
+    }
+    durations = after["eldr_router_request_duration_seconds_count"]
+    assert {lab["endpoint"] for lab, _ in durations} <= set(ENDPOINTS)
+
+
+async def test_names_of_the_conventions_are_there() -> None:
+    """vllm-router's names for a P/D fleet, under our prefix, and our own."""
+    async with rig(1, 1) as r:
+        got = await _scrape(r)
+    for name in (
+        *("requests_total", "prefill_requests_total", "decode_requests_total"),
+        *("active_prefill_requests", "active_decode_requests", "pending_decode_requests"),
+        *("decode_pending_seconds_bucket", "decision_seconds_bucket", "band_size_bucket"),
+        *("locality_hits_total", "signature_missing_total", "fallback_total", "build_info"),
+    ):
+        assert f"eldr_router_{name}" in got
 
 
 async def test_prompt_tokens_are_counted_by_what_prefill_had_cached() -> None:

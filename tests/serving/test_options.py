@@ -112,6 +112,19 @@ def test_show_config_prints_origins_and_no_secret(
     rows = json.loads(text)
     assert rows["admin_key"] == {"value": "set", "origin": "environment"}
     assert rows["prefill"] == {"value": ["http://p:1"], "origin": "flag"}
+    collector = ["--otel-endpoint", "http://u:s3cret@otel:4318"]
+    assert main(["serve", *WORKERS, *collector, "--show-config"]) == DONE
+    assert "'http://...@otel:4318'  (flag)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--prot", "--max-bod", "--admin-k"])
+def test_flag_that_is_not_quite_one_is_an_error(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", *WORKERS, flag, "5", "--show-config"])
+    assert ended.value.code == USAGE
+    assert flag in capsys.readouterr().err
 
 
 def test_wrong_usage_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:

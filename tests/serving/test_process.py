@@ -115,6 +115,19 @@ async def test_unknown_policy_is_said_before_workers_are_waited_for() -> None:
     assert "marginal_cost" in err
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--decision-log", "missing/decisions.jsonl"), ("--otel-endpoint", "collector:4318")],
+)
+async def test_what_could_never_be_written_is_said_at_start(option: str, value: str) -> None:
+    p, d = MockWorker("prefill"), MockWorker("decode")
+    async with workers(p, d):
+        code, err = await _fails(*_command([p.url], [d.url], "--port", "0", option, value))
+    assert code == 3
+    assert option in err
+    assert value in err
+
+
 async def test_policy_that_needs_signatures_and_a_worker_without_the_patch() -> None:
     p, d = MockWorker("prefill"), MockWorker("decode")
     async with workers(p, d):
