@@ -52,6 +52,7 @@ _DEFLATED = "+deflate"
 # Bytes of a count, and how many of them there can be for each count.
 _WIDTHS = {"u8": 1, "u16": 2, "u32": 4, _ROOT: 1, _SPILL: 1}
 _LIMITS = {**_WIDTHS, _SPILL: 5}
+_NUMBERS = (float, int)  # as JSON has them; a bool is neither
 # Below this many bytes inflating costs the router more time than the bytes cost the network.
 _DEFLATE_FROM = 16_384
 
@@ -202,10 +203,11 @@ def decode(payload: object, geometry: Geometry) -> Signature:
     field = payload.get("counts")
     if not isinstance(field, dict):
         raise SignatureError("malformed", f"signature: counts missing or {_kind(field)}")
+    small = version == SMALL_VERSION
     sampled = top = None
-    if version == SMALL_VERSION:
+    if small and ("sample" in field or "peak" in field):
         sampled, top = _lossy(field, tokens)
-    name, data, deflated = _field(field, small=version == SMALL_VERSION, rooted=top is not None)
+    name, data, deflated = _field(field, small=small, rooted=top is not None)
     raw = _raw(data, _LIMITS[name] * geometry.cells, deflated)
     counts, peak, most = _widen(name, raw, geometry, top)
     limit = tokens if sampled is None else sampled
@@ -235,11 +237,11 @@ def _lossy(field: dict[str, Any], tokens: int) -> tuple[int | None, int | None]:
 
 
 def _header(payload: dict[str, Any]) -> tuple[int, float]:
-    tokens, coverage = payload.get("tokens"), payload.get("coverage")
+    tokens: Any = payload.get("tokens")
+    coverage: Any = payload.get("coverage")
     if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 < tokens < 2**31:
         raise SignatureError("malformed", f"signature: tokens must be in [1, 2^31), got {tokens!r}")
-    number = isinstance(coverage, float | int) and not isinstance(coverage, bool)
-    if coverage is None or not number or not 0.0 <= coverage <= 1.0:  # NaN is not
+    if type(coverage) not in _NUMBERS or not 0.0 <= coverage <= 1.0:  # NaN is not
         raise SignatureError(
             "malformed", f"signature: coverage must be in [0, 1], got {coverage!r}"
         )
@@ -306,12 +308,11 @@ def _widen(name: str, raw: bytes, geometry: Geometry, top: int | None) -> tuple[
 
     `top` is the peak of rooted counts, None for plain ones.
     """
-    width = _WIDTHS[name]
-    if len(raw) < geometry.cells or (name != _SPILL and len(raw) != width * geometry.cells):
+    width, size, cells = _WIDTHS[name], len(raw), geometry.cells
+    if size < cells or (name != _SPILL and size != width * cells):
         raise SignatureError(
             "malformed",
-            f"signature: {len(raw)} bytes of counts, expected {width * geometry.cells} for "
-            f"{geometry}",
+            f"signature: {size} bytes of counts, expected {width * cells} for {geometry}",
         )
     shape = geometry.layers, geometry.experts
     if top is not None:
@@ -326,7 +327,7 @@ def _widen(name: str, raw: bytes, geometry: Geometry, top: int | None) -> tuple[
             raise SignatureError("malformed", f"signature: {error}") from error
         return counts, peak, most
     elif name == _SPILL:
-        counts = _spilled(raw, geometry.cells).reshape(shape)
+        counts = _spilled(raw, cells).reshape(shape)
     else:
         counts = np.frombuffer(raw, _DTYPES[name]).astype(np.uint32).reshape(shape)
     return counts, int(counts.max()), int(counts.sum(axis=1, dtype=np.uint64).max())

@@ -44,8 +44,8 @@ PyMethodDef methods[] = {
      "Little-endian counts of 1, 2 or 4 bytes, as many as `out` holds; width 0: bytes, then the rest"
      " (4 bytes) of each that is 255."},
     {"shift", eldr::shift, METH_VARARGS,
-     "shift(load i32[n], step u16[n], sign, survival u8[m], out u8[n]) -> sum\n\n"
-     "load += sign * step; out = survival[min(load, m - 1)]; returns sum(out)."},
+     "shift(load i32[S, n], survival u8[S, n], idle i64[S], slot, step u16[n], sign, table u8[m])"
+     "\n\nOf row `slot`: load += sign * step; survival = table[min(load, m - 1)]; idle = its sum."},
     // The decode pool of eldr.simulation; its typed face is eldr/simulation/native.py.
     {"simulate_new", eldr::simulate_new, METH_VARARGS, "A decode pool over a trace's arrays."},
     {"simulate_add", eldr::simulate_add, METH_VARARGS, "(pool, now) -> index of a new worker"},

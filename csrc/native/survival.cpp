@@ -58,10 +58,10 @@ inline void look_up(const T* __restrict table, const uint16_t* __restrict at, in
   for (int64_t i = 0; i < n; ++i) out[i] = table[at[i]];
 }
 
-// load += sign * step; out = survival of load. Look-ups and arithmetic in turns: only without the
-// look-ups does a compiler use wide registers.
+// load += sign * step; out = table[load]; returns the sum of `out`. Look-ups and arithmetic in turns:
+// only without the look-ups does a compiler use wide registers.
 ELDR_CLONES int64_t shift_loop(int32_t* __restrict load, const uint16_t* __restrict step,
-                               int32_t sign, const uint8_t* __restrict survival, int32_t last,
+                               int32_t sign, const uint8_t* __restrict table, int32_t last,
                                int64_t n, uint8_t* __restrict out) {
   constexpr int64_t kChunk = 512;
   uint16_t at[kChunk];
@@ -73,7 +73,7 @@ ELDR_CLONES int64_t shift_loop(int32_t* __restrict load, const uint16_t* __restr
       load[start + i] = next;
       at[i] = static_cast<uint16_t>(std::min(std::max(next, 0), last));
     }
-    look_up(survival, at, count, out + start);
+    look_up(table, at, count, out + start);
     int32_t part = 0;
     for (int64_t i = 0; i < count; ++i) part += out[start + i];
     total += part;
@@ -214,28 +214,39 @@ PyObject* dots(PyObject*, PyObject* args) {
 }
 
 PyObject* shift(PyObject*, PyObject* args) {
-  PyObject *load_o, *step_o, *survival_o, *out_o;
+  PyObject *load_o, *survival_o, *idle_o, *step_o, *table_o;
+  long long slot;
   int sign;
-  if (!PyArg_ParseTuple(args, "OOiOO", &load_o, &step_o, &sign, &survival_o, &out_o))
+  if (!PyArg_ParseTuple(args, "OOOLOiO", &load_o, &survival_o, &idle_o, &slot, &step_o, &sign,
+                        &table_o))
     return nullptr;
   View<int32_t, true> load(load_o, "load");
   if (!load.ok()) return nullptr;
+  View<uint8_t, true> survival(survival_o, "survival");
+  if (!survival.ok()) return nullptr;
+  View<int64_t, true> idle(idle_o, "idle");
+  if (!idle.ok()) return nullptr;
   View<uint16_t> step(step_o, "step");
   if (!step.ok()) return nullptr;
-  View<uint8_t> survival(survival_o, "survival");
-  if (!survival.ok()) return nullptr;
-  View<uint8_t, true> out(out_o, "out");
-  if (!out.ok() || !same_size("step", step.size(), load.size()) ||
-      !same_size("out", out.size(), load.size()))
+  View<uint8_t> table(table_o, "table");
+  const int64_t n = step.size();
+  if (!table.ok() || !same_size("load", load.size(), idle.size() * n) ||
+      !same_size("survival", survival.size(), idle.size() * n))
     return nullptr;
-  if (survival.size() < 1 || survival.size() > 65536 || (sign != 1 && sign != -1)) {
-    PyErr_SetString(PyExc_ValueError,
-                    "shift: sign must be 1 or -1 and survival of 1 to 65536 elements");
+  if (slot < 0 || slot >= idle.size()) {
+    PyErr_Format(PyExc_IndexError, "shift: slot %lld of %lld", slot,
+                 static_cast<long long>(idle.size()));
     return nullptr;
   }
-  return PyLong_FromLongLong(shift_loop(load.data(), step.data(), sign, survival.data(),
-                                        static_cast<int32_t>(survival.size() - 1), load.size(),
-                                        out.data()));
+  if (table.size() < 1 || table.size() > 65536 || (sign != 1 && sign != -1)) {
+    PyErr_SetString(PyExc_ValueError,
+                    "shift: sign must be 1 or -1 and the table of 1 to 65536 elements");
+    return nullptr;
+  }
+  idle.data()[slot] =
+      shift_loop(load.data() + slot * n, step.data(), sign, table.data(),
+                 static_cast<int32_t>(table.size() - 1), n, survival.data() + slot * n);
+  Py_RETURN_NONE;
 }
 
 }  // namespace eldr

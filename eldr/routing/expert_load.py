@@ -48,11 +48,11 @@ class ExpertLoad:
 
     def add(self, slot: int, step: fixed.U16) -> None:
         """Adds one running request to a slot: the costs uint16 [L*E] of its activation."""
-        self.idle[slot] = fixed.shift(self.load[slot], step, 1, self.survival[slot])
+        fixed.shift(self.load, self.survival, self.idle, slot, step, 1)
 
     def remove(self, slot: int, step: fixed.U16) -> None:
         """Removes what `add` added, exactly."""
-        self.idle[slot] = fixed.shift(self.load[slot], step, -1, self.survival[slot])
+        fixed.shift(self.load, self.survival, self.idle, slot, step, -1)
 
     def clear(self, slot: int) -> None:
         """Forgets everything in a slot."""

@@ -174,23 +174,26 @@ def dots(x: I16, rows: U8) -> I64:
     return out
 
 
-def shift(load: I32, step: U16, sign: int, out: U8) -> int:
-    """Adds (sign 1) or removes (-1) one request: load += sign * step; out = survival of load.
+def shift(load: I32, survival: U8, idle: I64, slot: int, step: U16, sign: int) -> None:
+    """Adds (sign 1) or removes (-1) one request to the expert load of a slot.
+
+    load[slot] += sign * step; survival[slot] = survival of that load; idle[slot] = its sum, that is
+    255 * (experts expected not to be read).
 
     Args:
-        load: int32 [n], changed.
+        load: int32 [S, n], changed.
+        survival: uint8 [S, n], changed.
+        idle: int64 [S], changed.
+        slot: which of S.
         step: uint16 [n], COST of the request's activation.
         sign: 1 or -1.
-        out: uint8 [n], written.
-
-    Returns:
-        The sum of `out`: 255 * (experts expected not to be read).
     """
     if native is not None:
-        return int(native.shift(load, step, sign, SURVIVAL, out))
-    load += np.int32(sign) * step.astype(np.int32)
-    out[:] = SURVIVAL[np.clip(load, 0, len(SURVIVAL) - 1)]
-    return int(out.sum(dtype=np.int64))
+        native.shift(load, survival, idle, slot, step, sign, SURVIVAL)
+        return
+    load[slot] += np.int32(sign) * step.astype(np.int32)
+    survival[slot] = SURVIVAL[np.clip(load[slot], 0, len(SURVIVAL) - 1)]
+    idle[slot] = int(survival[slot].sum(dtype=np.int64))
 
 
 def describe() -> dict[str, Any]:

@@ -43,17 +43,18 @@ def test_native_equals_numpy(plain, cells, workers):
         plain(fixed.activation, counts, scale, mean, 0.77, theirs)
         np.testing.assert_array_equal(ours, theirs)
         np.testing.assert_array_equal(fixed.dots(ours, rows), plain(fixed.dots, ours, rows))
-    load = np.random.default_rng(1).integers(0, 90_000, cells, dtype=np.int32)
-    loads, step = (load.copy(), load.copy()), fixed.COST[ours]
-    out = np.empty(cells, np.uint8), np.empty(cells, np.uint8)
-    for sign in (1, 1, -1, 1, -1):
-        sums = (
-            fixed.shift(loads[0], step, sign, out[0]),
-            plain(fixed.shift, loads[1], step, sign, out[1]),
-        )
-        assert sums[0] == sums[1] == out[0].sum(dtype=np.int64)
-        np.testing.assert_array_equal(loads[0], loads[1])
-        np.testing.assert_array_equal(out[0], out[1])
+    load = np.random.default_rng(1).integers(0, 90_000, (3, cells), dtype=np.int32)
+    step = fixed.COST[ours]
+    states = [
+        (load.copy(), np.empty((3, cells), np.uint8), np.zeros(3, np.int64)) for _ in range(2)
+    ]
+    for slot, sign in ((0, 1), (1, 1), (0, -1), (2, 1), (2, -1)):
+        fixed.shift(*states[0], slot, step, sign)
+        plain(fixed.shift, *states[1], slot, step, sign)
+        for a, b in zip(*states, strict=True):
+            np.testing.assert_array_equal(a[slot], b[slot])
+        assert states[0][2][slot] == states[0][1][slot].sum(dtype=np.int64)
+    assert np.array_equal(states[0][0][[0, 2]], load[[0, 2]])  # taken back
 
 
 @needs_native
@@ -99,15 +100,17 @@ def test_tables_follow_their_formulas():
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=30), st.randoms())
 def test_removal_in_any_order_restores_the_start(seeds, order):
-    load, out = np.zeros(50, np.int32), np.empty(50, np.uint8)
+    load, survival, idle = (
+        np.zeros((1, 50), np.int32), np.empty((1, 50), np.uint8), np.zeros(1, np.int64),
+    )  # fmt: skip
     added = [fixed.COST[np.random.default_rng(s).integers(0, fixed.P_ONE, 50)] for s in seeds]
     for step in added:
-        fixed.shift(load, step, 1, out)
+        fixed.shift(load, survival, idle, 0, step, 1)
     order.shuffle(added)
     for step in added:
-        total = fixed.shift(load, step, -1, out)
+        fixed.shift(load, survival, idle, 0, step, -1)
     assert not load.any()
-    assert total == 50 * 255
+    assert idle == survival.sum() == 50 * 255
 
 
 @needs_native
@@ -119,12 +122,19 @@ def test_native_refuses_what_it_cannot_use():
         fixed.native.dots(x, rows[:1], out)
     with pytest.raises((BufferError, ValueError)):
         fixed.native.dots(x, rows[:, ::2], out)
-    load, survival = np.zeros(4, np.int32), np.empty(4, np.uint8)
+    load, survival, idle = np.zeros((1, 4), np.int32), np.empty((1, 4), np.uint8), np.zeros(1, int)
     step = np.zeros(4, np.uint16)
-    with pytest.raises(TypeError, match="step"):
-        fixed.native.shift(load, x, 1, fixed.SURVIVAL, survival)
-    with pytest.raises(ValueError, match="step"):
-        fixed.native.shift(load, step[:3], 1, fixed.SURVIVAL, survival)
+    for wrong, error, told in (
+        ((load, survival, idle, 0, x, 1, fixed.SURVIVAL), TypeError, "step"),
+        ((load, survival, idle, 0, step[:3], 1, fixed.SURVIVAL), ValueError, "load"),
+        ((load, survival[:, :2].copy(), idle, 0, step, 1, fixed.SURVIVAL), ValueError, "survival"),
+        ((load, survival, idle, 1, step, 1, fixed.SURVIVAL), IndexError, "slot 1 of 1"),
+        ((load, survival, idle, -1, step, 1, fixed.SURVIVAL), IndexError, "slot -1"),
+        ((load, survival, idle, 0, step, 2, fixed.SURVIVAL), ValueError, "sign"),
+        ((load, survival, idle, 0, step, 1, np.zeros(65_537, np.uint8)), ValueError, "65536"),
+    ):
+        with pytest.raises(error, match=told):
+            fixed.native.shift(*wrong)
     most, mean = np.ones(4, np.uint32), np.ones(4, np.float32)
     for wrong in (
         (most, 1.0, mean[:3], 1.0, fixed.COST, x, step, most),
@@ -151,10 +161,6 @@ def test_native_refuses_what_it_cannot_use():
         fixed.native.similarities(counts, weights, 1.0, rows, unit, none + 2, one.copy())
     with pytest.raises(ValueError, match="rows"):
         fixed.native.similarities(counts, weights, 1.0, rows[:1], unit, none, one.copy())
-    with pytest.raises(ValueError, match="65536"):
-        fixed.native.shift(load, step, 1, np.zeros(65_537, np.uint8), survival)
-    with pytest.raises(ValueError, match="sign"):
-        fixed.native.shift(load, step, 2, fixed.SURVIVAL, survival)
 
 
 def test_a_library_of_another_version_is_not_used(monkeypatch, caplog):

@@ -172,8 +172,9 @@ def test_survival_below_zero_and_beyond_the_table(seed, sign):
     step = fixed.COST[rng.integers(0, fixed.P_ONE, 33)]
 
     def call():
-        load, out = start.copy(), np.empty(33, np.uint8)
-        return fixed.shift(load, step, sign, out), load, out
+        load, out, idle = start[None].copy(), np.empty((1, 33), np.uint8), np.zeros(1, np.int64)
+        fixed.shift(load, out, idle, 0, step, sign)
+        return int(idle[0]), load[0], out[0]
 
     wanted = start + sign * step.astype(np.int64)
     alive = np.rint(255 * np.exp(-np.maximum(wanted, 0) / fixed.LOG_ONE))
