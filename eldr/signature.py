@@ -298,8 +298,9 @@ def _raw(data: str, most: int, deflated: bool) -> bytes:
 def _unbase64(text: str) -> bytes:
     if native is not None:
         return bytes(native.unbase64(text))
-    if len(text) % 4:  # the library overlooks padding after a whole quad
-        raise ValueError(f"{len(text)} characters of base64, not a multiple of 4")
+    # The library overlooks padding after a whole quad.
+    if len(text) % 4 or text.endswith("==="):
+        raise ValueError(f"{len(text)} characters are no base64 with its padding")
     return base64.b64decode(text, validate=True)
 
 

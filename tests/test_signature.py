@@ -7,7 +7,7 @@ import zlib
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 import eldr.signature
 from eldr.geometry import Geometry
@@ -201,6 +201,7 @@ def test_partial_coverage_may_hold_fewer_hits():
     assert decode(encode(part, SMALL), SMALL).coverage == 0.25
 
 
+@example(bytes(10), "==", 12, 2)  # three characters of padding and more
 @given(
     st.binary(max_size=40),
     st.sampled_from(["", "=", "A", "==", "!", "\n", "-", "é", "\ud800"]),
