@@ -133,8 +133,8 @@ class Legs:
         body = call.body.prefill()
         failed: set[str] = set()
         last: Failure | None = None
-        tries = Tries(self._budget.rules.attempts, len(self._prefill.endpoints))
-        while await self._may_try("prefill", tries, last):
+        tries = Tries(self._budget.rules.attempts, self._prefill.size)
+        while last is None or await self._may_try("prefill", tries, last):
             endpoint = self._prefill.choose(call.prefix, failed)
             if endpoint is None and failed:
                 failed.clear()  # everyone failed once: the next round may go better
@@ -157,8 +157,8 @@ class Legs:
         last: Failure | None = None
         attempt = Attempt()
         try:
-            tries = Tries(self._budget.rules.attempts, len(self._decode.endpoints))
-            while await self._may_try("decode", tries, last):
+            tries = Tries(self._budget.rules.attempts, self._decode.size)
+            while last is None or await self._may_try("decode", tries, last):
                 if attempt.sent and prefilled.kv is not None:
                     # The worker may have fetched or freed the KV: only a new prefill surely has it.
                     again = await self.prefill(call)
@@ -186,17 +186,15 @@ class Legs:
             if not attempt.sent and prefilled.kv is not None:
                 self._kv_release.start(prefilled.kv, self._decode)
 
-    async def _may_try(self, leg: str, tries: Tries, last: Failure | None) -> bool:
-        """Pays for a try and pauses before it; False if there must be none.
+    async def _may_try(self, leg: str, tries: Tries, last: Failure) -> bool:
+        """Pays for another try and pauses before it; False if there must be none.
 
-        The first try is free, and so are those after a refused connection, which cost nobody time.
+        Tries after a refused connection are free: they cost nobody time.
         """
         kind = last.kind if isinstance(last, UpstreamError) else None
         refused = kind == "connect"
         if kind == "cut" or not tries.next(refused=refused):
             return False
-        if last is None:
-            return True
         if not refused and not self._budget.spend():
             self._metrics.retries.labels(leg, "no_budget").inc()
             return False
@@ -242,8 +240,7 @@ class Legs:
         try:
             limits = Limits(self._limits.first_byte, self._limits.idle, call.expires)
             body = call.body.decode(prefilled.kv)
-            exchange = await self._open_decode(endpoint, call, body, limits, attempt)
-            with exchange:
+            with await self._open_decode(endpoint, call, body, limits, attempt) as exchange:
                 if exchange.connection.status == 200 and call.body.stream and exchange.streams:
                     await self._stream(call, ticket, exchange)
                     return None

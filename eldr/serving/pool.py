@@ -46,6 +46,11 @@ class Pool:
         """All members, leaving ones included."""
         return list(self._members.values())
 
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        return len(self._members)
+
     def get(self, name: str) -> Endpoint | None:
         """The member of that name."""
         return self._members.get(name)

@@ -28,14 +28,17 @@ class RetryRules:
 
 
 class Tries:
-    """The tries of one leg: refused connections do not count until every worker was tried."""
+    """The tries of a leg after its first, which is free.
+
+    Refused connections do not count until every worker was tried.
+    """
 
     __slots__ = ("_left", "free", "retries")
 
     def __init__(self, attempts: int, workers: int) -> None:
-        self._left = attempts
+        self._left = attempts - 1
         self.free = workers
-        self.retries = -1
+        self.retries = 0
 
     def next(self, *, refused: bool) -> bool:
         """Whether another try may be made; `refused`: the last one met no listening worker."""

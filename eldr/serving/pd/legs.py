@@ -138,7 +138,7 @@ class Legs:
         leg = call.leg(call.body.prefill())
         last: Failure | None = None
         tries = Tries(self._options.attempts, 0)
-        while await self._may_try("prefill", tries, last):
+        while last is None or await self._may_try("prefill", tries):
             try:
                 async with asyncio.timeout(self._options.first_byte_timeout):
                     found = await self._pools.prefill(call.request_id, leg)
@@ -164,7 +164,7 @@ class Legs:
         last: Failure | None = None
         sent, tries = False, Tries(self._options.attempts, 0)
         try:
-            while await self._may_try("decode", tries, last):
+            while last is None or await self._may_try("decode", tries):
                 if sent and prefilled.kv is not None:
                     # The replica may have fetched the KV: only a new prefill surely has it.
                     again, replica = await self._prefill(call, client)
@@ -261,13 +261,9 @@ class Legs:
             return []
         return list(decision_headers(route.prefill, route.decision).items())
 
-    async def _may_try(self, leg: str, tries: Tries, last: Failure | None) -> bool:
-        """Pays for a try and pauses before it; the first is free."""
-        if not tries.next(refused=False):
-            return False
-        if last is None:
-            return True
-        if not self._budget.spend():
+    async def _may_try(self, leg: str, tries: Tries) -> bool:
+        """Pays for another try and pauses before it; False if there must be none."""
+        if not tries.next(refused=False) or not self._budget.spend():
             return False
         self._on_retry(leg)
         await asyncio.sleep(self._budget.pause(tries.retries - 1))
