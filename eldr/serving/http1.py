@@ -120,6 +120,11 @@ class Connection(asyncio.Protocol):
 
     # What the parser calls
 
+    def on_message_begin(self) -> None:
+        """An answer begins; a second one is nobody's, and the connection of no more use."""
+        if self.complete:
+            self._keep_alive = False
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
         if not self.complete:

@@ -14,7 +14,7 @@ from eldr.serving.request import Request
 from eldr.serving.upstream import Answer
 
 
-class _Transport:
+class Transport:
     """A transport that goes nowhere."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ def bytes_of_a_client(parts: list[bytes], step: int, late: bool) -> None:
             await request.answer(Answer(200, [], b"ok"))
 
         listener = Listener(serve, lambda: other, longest_head=200, head_seconds=1.0)
-        front, transport = listener(), _Transport()
+        front, transport = listener(), Transport()
         front.connection_made(transport)  # type: ignore[arg-type]
         for i in range(0, len(data), step):
             taken = transport.protocol or front
@@ -150,7 +150,7 @@ def bytes_on_the_wire(head: bytes, parts: list[bytes], step: int, clean: bool) -
     async def run() -> None:
         loop = asyncio.get_running_loop()
         connection = Connection(loop, lambda: None)
-        connection.connection_made(_Transport())  # type: ignore[arg-type]
+        connection.connection_made(Transport())  # type: ignore[arg-type]
         connection.send(b"x", 60.0, 60.0, loop.time() + 60.0)
         for i in range(0, len(data), step):
             connection.data_received(data[i : i + step])
