@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -12,6 +12,7 @@ import aiohttp
 from eldr.geometry import Geometry
 from eldr.routing.fleet import Fleet
 from eldr.serving.admission import Admission
+from eldr.serving.background import start
 from eldr.serving.config import RouterConfig
 from eldr.serving.decision_log import DecisionLog
 from eldr.serving.decisions import DecisionBuffer
@@ -102,7 +103,7 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
             interval=config.health_interval,
             limit=config.health_timeout,
         )
-        stack.push_async_callback(_cancel, asyncio.create_task(checker.run(), name="health"))
+        start(stack, "health", checker.run)
         if config.poll_interval:
             telemetry = Telemetry(
                 session,
@@ -111,22 +112,16 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
                 interval=config.poll_interval,
                 kv_high=config.kv_high,
             )
-            stack.push_async_callback(
-                _cancel, asyncio.create_task(telemetry.run(), name="telemetry")
-            )
+            start(stack, "telemetry", telemetry.run)
         if router.decision_log is not None:
-            writing = asyncio.create_task(router.decision_log.run(), name="decision-log")
-            stack.push_async_callback(_cancel, writing)
-            if config.decision_log_counters:
-                rows = snapshots.write(router, router.decision_log, config.decision_log_counters)
-                looking = asyncio.create_task(rows, name="decision-log-counters")
-                stack.push_async_callback(_cancel, looking)
+            start(stack, "decision-log", router.decision_log.run)
+            if period := config.decision_log_counters:
+                rows = partial(snapshots.write, router, router.decision_log, period)
+                start(stack, "decision-log-counters", rows)
         if (refits := _refits(config, router)) is not None:
-            refitting = asyncio.create_task(refits.run(), name="refits")
-            stack.push_async_callback(_cancel, refitting)
+            start(stack, "refits", refits.run)
         if source is not None:
-            following = asyncio.create_task(follow(source, router), name="discovery")
-            stack.push_async_callback(_cancel, following)
+            start(stack, "discovery", partial(follow, source, router))
         yield router
 
 
@@ -247,9 +242,3 @@ def _legs(
         metrics=metrics,
         kv_release=kv_release,
     )
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task

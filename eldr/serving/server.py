@@ -16,6 +16,7 @@ from aiohttp import web
 
 from eldr.serving.admin import Admin, add_metrics
 from eldr.serving.app import Surface
+from eldr.serving.background import start
 from eldr.serving.config import ConfigError, RouterConfig
 from eldr.serving.descriptors import make_room
 from eldr.serving.errors import StartError
@@ -223,8 +224,8 @@ async def _listen_short(
         longest_head=config.max_header,
         head_seconds=config.body_timeout,
     )
-    for watch in (front.sweep(), surface.deadlines.run()):
-        stack.callback(asyncio.create_task(watch, name="front-watch").cancel)
+    start(stack, "front", front.sweep)
+    start(stack, "deadlines", surface.deadlines.run)
     stack.push_async_callback(front.close, _CUT_SECONDS)
     server = await asyncio.get_running_loop().create_server(
         front, sock=listener, backlog=_BACKLOG, ssl=tls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from eldr.geometry import Geometry
+from eldr.serving import metrics
 from eldr.serving.decision_log import DecisionLog, read_decisions
 from eldr.serving.experiment import Experiment, Mean, difference, half_width
 from eldr.serving.metrics import ENDPOINTS, OUTCOMES
@@ -89,6 +91,24 @@ async def test_label_sets_are_closed() -> None:
     }
     durations = after["eldr_router_request_duration_seconds_count"]
     assert {lab["endpoint"] for lab, _ in durations} <= set(ENDPOINTS)
+
+
+async def test_workers_beyond_some_share_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_MOST_WORKERS", 2)
+    async with rig(1, 5) as r:
+        gate = asyncio.Event()
+        for worker in r.decode:
+            worker.plan = Plan(gate=gate)
+        calls = [asyncio.create_task(r.complete()) for _ in range(5)]
+        await until(lambda: all(w.active == 1 for w in r.decode))
+        got = [
+            (lab["worker"], value)
+            for lab, value in (await _scrape(r))["eldr_router_active_requests"]
+            if lab["role"] == "decode"
+        ]
+        gate.set()
+        await asyncio.gather(*calls)
+    assert got == [(r.decode[0].url, 1.0), (r.decode[1].url, 1.0), ("other", 3.0)]
 
 
 async def test_names_of_the_conventions_are_there() -> None:
