@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.machine import cpu_name
+
 Function = Callable[[], object]
 
 
@@ -171,7 +173,7 @@ def conditions(device: str) -> dict[str, Any]:
             ["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]
         ),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
         "nice": os.nice(0),
@@ -179,15 +181,6 @@ def conditions(device: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
     }
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def report(args: argparse.Namespace, results: list[Result], bars: Mapping[str, Any]) -> None:

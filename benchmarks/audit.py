@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.nvtx import cpu_model
+from benchmarks.machine import cpu_name
 from profiling import schema
 from profiling.fixture import Engine, Scenario
 from profiling.recorder import Recorder
@@ -111,7 +111,7 @@ def main() -> int:
         "command": " ".join(["python -m benchmarks.audit", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
         "machine": {
-            "cpu": cpu_model(),
+            "cpu": cpu_name(),
             "cores": os.cpu_count(),
             "load_average": round(os.getloadavg()[0], 1),
             "python": platform.python_version(),

@@ -29,7 +29,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.nvtx import cpu_model
+from benchmarks.machine import cpu_name
 from eldr.demo.ports import free_ports
 from eldr.geometry import Geometry
 from tests.serving.mocks.worker import FOREVER, MockWorker, Plan
@@ -311,7 +311,7 @@ def report(
         "checks": checks,
         "ok": all(checks.values()),
         "router_log": errors[-2000:] if "Traceback" in errors else "",
-        "machine": {"cores": os.cpu_count(), "cpu": cpu_model()},
+        "machine": {"cores": os.cpu_count(), "cpu": cpu_name()},
         "date": datetime.date.today().isoformat(),
         "command": f"python -m benchmarks.chaos --requests {requests} --seed {seed} --json",
     }

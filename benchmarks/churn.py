@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.nvtx import cpu_model
+from benchmarks.machine import cpu_name
 from eldr.engine.testing import families
 from eldr.engine.testing.churn import Case
 
@@ -103,7 +103,7 @@ def conditions() -> dict[str, object]:
         "command": shlex.join(["python", "-m", "benchmarks.churn", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
         "code": code(),
-        "machine": {"cpu": cpu_model(), "cores": os.cpu_count()},
+        "machine": {"cpu": cpu_name(), "cores": os.cpu_count()},
     }
 
 

@@ -32,7 +32,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.nvtx import cpu_model
+from benchmarks.machine import cpu_name
 from eldr.engine.testing import inprocess
 from eldr.engine.worker import PendingStep
 from eldr.workload.tiny import MODEL_DIR
@@ -165,7 +165,7 @@ def measure(model: str, batch: int, steps: int, role: str) -> dict[str, Any]:
 def conditions() -> dict[str, Any]:
     """Where, when and under what load the figures came about."""
     return {
-        "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "load": os.getloadavg()[0]},
+        "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "load": os.getloadavg()[0]},
         "date": datetime.date.today().isoformat(),
         "command": "python -m benchmarks.decode_overhead " + " ".join(sys.argv[1:]),
     }

@@ -20,7 +20,7 @@ import sys
 import traceback
 from collections import Counter
 
-from benchmarks.nvtx import cpu_model
+from benchmarks.machine import cpu_name
 from tests.serving.fuzzing import PROPERTIES, run, through_a_router
 
 # Whole requests are one part.
@@ -60,7 +60,7 @@ def main() -> int:
         "by_kind": dict(done),
         "failed": failed,
         "cpu_seconds": round(used.ru_utime + used.ru_stime, 1),
-        "machine": {"cores": os.cpu_count(), "cpu": cpu_model()},
+        "machine": {"cores": os.cpu_count(), "cpu": cpu_name()},
         "date": datetime.date.today().isoformat(),
         "command": f"python -m benchmarks.fuzz --cases {args.cases} --seed {args.seed} --json",
     }

@@ -11,4 +11,4 @@ def cpu_name() -> str:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             return next(x.split(":")[1].strip() for x in file if x.startswith("model name"))
     except (OSError, StopIteration):
-        return platform.processor()
+        return platform.processor() or platform.machine()

@@ -16,6 +16,7 @@ import platform
 import time
 from collections.abc import Callable
 
+from benchmarks.machine import cpu_name
 from eldr import tracing
 
 LOOPS, ROUNDS = 5_000, 801
@@ -54,13 +55,6 @@ def cost(function: Callable[[int], None]) -> float:
     return round(loaded - base, 1)
 
 
-def cpu_model() -> str:
-    """The processor's name as Linux gives it."""
-    with open("/proc/cpuinfo", encoding="utf-8") as lines:
-        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -72,7 +66,7 @@ def main() -> int:
         "command": "python -m benchmarks.nvtx --json",
         "date": datetime.date.today().isoformat(),
         "machine": {
-            "cpu": cpu_model(),
+            "cpu": cpu_name(),
             "cores": os.cpu_count(),
             "python": platform.python_version(),
         },

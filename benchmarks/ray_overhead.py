@@ -28,7 +28,7 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.nvtx import cpu_model
+from benchmarks.machine import cpu_name
 from benchmarks.router import CONNECTIONS, alone, cpu_ns, load, mocks, quantiles
 from benchmarks.router_mocks import EVENTS
 from eldr.demo.ports import free_ports
@@ -195,7 +195,7 @@ def run(rounds: int, total: int) -> dict[str, Any]:
         "events": EVENTS,
         "load_average_before": [round(x, 1) for x in load_before],
         "load_average": [round(x, 1) for x in os.getloadavg()],
-        "machine": {"cores": os.cpu_count(), "cpu": cpu_model()},
+        "machine": {"cores": os.cpu_count(), "cpu": cpu_name()},
         "date": datetime.date.today().isoformat(),
         "command": " ".join(["python -m benchmarks.ray_overhead", *sys.argv[1:]]),
     }

@@ -31,7 +31,7 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.nvtx import cpu_model
+from benchmarks.machine import cpu_name
 from benchmarks.router_parts import parts
 from eldr.demo.ports import free_ports
 
@@ -353,7 +353,7 @@ def run(peer: str | None, rounds: int, total: int) -> dict[str, Any]:
         "requests_per_round": total,
         "connections": CONNECTIONS,
         "load_average": [round(x, 1) for x in os.getloadavg()],
-        "machine": {"cores": os.cpu_count(), "cpu": cpu_model()},
+        "machine": {"cores": os.cpu_count(), "cpu": cpu_name()},
         "date": datetime.date.today().isoformat(),
         "command": f"python -m benchmarks.router --peer vllm-router --rounds {rounds} --json",
     }
