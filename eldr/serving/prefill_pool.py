@@ -27,6 +27,7 @@ class PrefillPool(Pool):
         super().__init__("prefill", endpoints)
         self._policy = policy
         self._turn = count()
+        self._without_kv: set[str] = set()
 
     def choose(self, prefix: bytes, failed: Set[str] = frozenset()) -> Endpoint | None:
         """The worker for a prompt that starts with `prefix`; None if there is no candidate."""
@@ -48,8 +49,20 @@ class PrefillPool(Pool):
         return min(turned, key=lambda e: e.running + e.others)  # equal loads take turns
 
     def answered(self, endpoint: Endpoint, engine: bytes) -> None:
-        """Notices a restart: another engine answers at the URL, and connections were lost."""
+        """Notices a restart: another engine answers at the URL, and connections were lost.
+
+        An engine that never leaves a KV handle is told of, once.
+        """
         known, lost = endpoint.engine
+        if not engine and not known and endpoint.name not in self._without_kv:
+            self._without_kv.add(endpoint.name)
+            log.warning(
+                "prefill worker %s leaves no KV handle in its answer: unless workers share KV by "
+                "storage, every prompt is computed again by decode. Connectors that push KV "
+                "(Mooncake, P2pNccl, LMCache's PD) cannot work here; use the NIXL connector in "
+                "pull mode",
+                endpoint.name,
+            )
         now_lost = endpoint.origin.lost
         if engine == known:
             return

@@ -36,6 +36,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Clients get this long to read the error event that ends a stream cut by the drain's time limit.
 _CUT_SECONDS = 2.0
 _POLL_SECONDS = 0.02
+# Between two requests on a connection that aiohttp serves; half a request does not prolong it.
+_KEEP_ALIVE_SECONDS = 75.0
 
 
 async def serve(config: RouterConfig, ready: Callable[[int], None] | None = None) -> None:
@@ -200,6 +202,7 @@ async def _runner(
         handler_cancellation=True,  # a client that leaves ends its request
         access_log=None,
         shutdown_timeout=_CUT_SECONDS,
+        keepalive_timeout=_KEEP_ALIVE_SECONDS,
         max_line_size=config.max_header,
         max_field_size=config.max_header,
     )

@@ -103,6 +103,9 @@ async def test_t08_streaming_through_both_legs() -> None:
         ({"n": 3}, {"n": 1}, {"n": 3}),
         ({"stream_options": {"include_usage": True}}, {"stream_options": None}, {}),
         ({"logprobs": 5}, {"logprobs": None}, {"logprobs": 5}),
+        ({"logprobs": True, "top_logprobs": 3}, {"top_logprobs": None}, {"top_logprobs": 3}),
+        ({"n": 2, "best_of": 3}, {"n": 1, "best_of": 1}, {"n": 2, "best_of": 3}),
+        ({"min_completion_tokens": 9}, {"min_completion_tokens": None}, {}),
     ],
 )
 async def test_t09_t10_t11_prefill_is_one_token_and_decode_is_the_clients(

@@ -156,6 +156,62 @@ async def test_tiers_go_from_careful_to_desperate() -> None:
     assert [set(t) for t in pool.exclusions({a.name})][-1] == {a.name, out["e"]}
 
 
+async def test_returning_worker_is_spared_until_its_share_has_grown() -> None:
+    client, now = Client(1.0), asyncio.get_running_loop().time()
+    back, other = (
+        Endpoint("decode", URL(f"http://h:{port}"), client, rules=RULES) for port in (1, 2)
+    )
+    pool = Pool("decode", (back, other))
+    pool._now = lambda: now
+    spared = lambda: back.name in next(iter(pool.exclusions()))  # noqa: E731
+    pool.failed(back, UpstreamError("reset", True, "x"))
+    assert not spared()
+    pool.failed(back, UpstreamError("timeout", True, "x"))
+    now += RULES.pause
+    assert not spared()  # one request may try it
+    back.running = 1
+    assert spared()
+    pool.succeeded(back)
+    other.running, shares = 19, []
+    for _ in range(4):
+        while not spared() and back.running < 99:
+            back.running += 1
+        shares.append(back.running)
+        now += RULES.ramp / 4
+    assert shares == sorted(set(shares))
+    assert shares[0] == 1
+    assert shares[-1] < (back.running + other.running) / 2
+    assert not spared()  # its share is a whole one
+
+
+@pytest.mark.parametrize(
+    ("policy", "hosts"), [("round_robin", "aabbcc"), ("least_requests", "bcc")]
+)
+async def test_prefill_goes_in_turn_or_by_load(policy: str, hosts: str) -> None:
+    client = Client(1.0)
+    a, b, c = (Endpoint("prefill", URL(f"http://{host}:1"), client) for host in "abc")
+    pool = PrefillPool((a, b, c), policy)
+    a.running, b.others, c.running = 5, 2.0, 1
+    chosen = ""
+    for _ in hosts:
+        endpoint = pool.choose(b"same prompt")
+        assert endpoint is not None
+        chosen += str(endpoint.base.host)
+        if policy == "least_requests":
+            endpoint.running += 1
+    assert sorted(chosen) == list(hosts)
+
+
+async def test_prefix_affinity_counts_requests_of_others() -> None:
+    client = Client(1.0)
+    members = [Endpoint("prefill", URL(f"http://h:{port}"), client) for port in range(1, 5)]
+    pool = PrefillPool(members, "prefix_hash")
+    home = pool.choose(b"hot")
+    assert home is not None
+    home.others = 3.0
+    assert pool.choose(b"hot") is not home
+
+
 async def test_prefix_affinity_is_stable_and_bounded() -> None:
     client = Client(1.0)
     members = [Endpoint("prefill", URL(f"http://h:{port}"), client) for port in range(1, 5)]

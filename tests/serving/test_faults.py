@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
+from typing import cast
 
 import aiohttp
 import pytest
 
 from eldr.geometry import Geometry
+from eldr.serving.answers import Prefilled
+from eldr.serving.call import Call
+from eldr.serving.http1 import Connection
+from eldr.serving.retry import RetryBudget
 from tests.serving.mocks.worker import FOREVER, MockWorker, Plan
+from tests.serving.partitions import save_partition
 from tests.serving.rig import Rig, events, rig, until
 
 # Failures of a worker before its first byte, all of which another worker can make good.
@@ -75,10 +82,55 @@ async def test_dead_decode_worker_keeps_the_kv_of_the_first_prefill() -> None:
         assert len(r.prefill[0].seen) == 8  # a refused connection costs no second prefill
 
 
+async def test_retries_are_bounded_by_the_budget_of_all_requests() -> None:
+    async with rig(1, 2, policy="round_robin", retry_budget=0.0, retry_pause=0.001) as r:
+        for worker in r.decode:
+            worker.plan = Plan(status=502)
+        calls = 40
+        for _ in range(calls):
+            assert (await r.complete())[0] == 502
+        # The first tries, and the reserve of 100 retries that nobody earns again.
+        assert sum(w.count for w in r.decode) == calls + 100
+        text = r.router.metrics.render().decode()
+        assert 'retries_total{leg="decode",outcome="retried"} 100.0' in text
+        assert 'retries_total{leg="decode",outcome="no_budget"} 15.0' in text
+
+
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+async def test_pauses_grow_between_retries_and_are_drawn(
+    leg: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+
+    def pause(self: RetryBudget, retry: int) -> float:
+        drawn.append(retry)
+        return 0.0
+
+    monkeypatch.setattr(RetryBudget, "pause", pause)
+    async with rig(1, 1, attempts=4) as r:
+        (r.prefill if leg == "prefill" else r.decode)[0].plan = Plan(status=502)
+        assert (await r.complete())[0] == 502
+        assert drawn == [0, 1, 2]
+
+
+async def test_another_worker_of_the_band_comes_before_the_policy_s_next_choice() -> None:
+    """A load that tempts away from the band: the retry stays in it all the same."""
+    async with rig(1, 3, policy="least_requests") as r:
+        band = frozenset({r.decode[0].url, r.decode[1].url})
+        call = cast(Call, SimpleNamespace(request_id="x", session=None, prefill_worker=""))
+        kept = Prefilled(None, None, 10, 0)
+        taken = []
+        for _ in range(6):
+            ticket = r.router.decode.reserve(call, kept, frozenset({r.decode[0].url}), band)
+            assert ticket is not None
+            taken.append(ticket)
+        assert {t.endpoint.name for t in taken} == {r.decode[1].url}  # by load: both others in turn
+        for ticket in taken:
+            ticket.release()
+
+
 async def test_failed_worker_of_the_band_is_replaced_from_the_band() -> None:
     """Partition of three: experts 0.. belong to workers 0 and 1, the other half to worker 2."""
-    from tests.serving.partitions import save_partition
-
     geometry = Geometry(2, 16, 2)
     prefill = MockWorker("prefill", geometry=geometry)
     path = save_partition(geometry, [[0, 1], [0, 1, 2], [8, 9]])
@@ -110,16 +162,32 @@ async def test_client_errors_pass_through_and_open_no_breaker(status: int) -> No
         assert last == 200
 
 
-async def test_back_pressure_does_not_eject() -> None:
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+async def test_back_pressure_does_not_eject(leg: str, status: int) -> None:
     async with rig(1, 1, eject_failures=1, attempts=1) as r:
-        r.decode[0].plans.extend([Plan(status=503, headers={"Retry-After": "7"})] * 3)
+        worker = (r.prefill if leg == "prefill" else r.decode)[0]
+        worker.plans.extend([Plan(status=status, headers={"Retry-After": "7"})] * 3)
         for _ in range(3):
             async with r.client.post(r.url + "/v1/completions", json={"prompt": "x"}) as response:
-                assert response.status == 503
+                assert response.status == status
                 assert response.headers["Retry-After"] == "7"
-        status, _ = await r.complete()
-        assert status == 200
-        assert r.router.decode.endpoints[0].condition.state(0) == "up"
+        assert (await r.complete())[0] == 200
+        assert {str(e.condition.state(0)) for e in r.router.endpoints()} == {"up"}
+
+
+@pytest.mark.parametrize(
+    ("retry_after", "seconds"),
+    [("7", 7.0), ("1e9", 30.0), ("inf", 30.0), ("-5", 0.0), ("nan", 0.0), ("Wed, 21 Oct", 0.5)],
+)
+async def test_a_full_worker_is_spared_as_long_as_it_says(retry_after: str, seconds: float) -> None:
+    async with rig(1, 2, policy="round_robin") as r:
+        r.decode[0].plans.append(Plan(status=503, headers={"Retry-After": retry_after}))
+        before = asyncio.get_running_loop().time()
+        assert (await r.complete())[0] == 200
+        after = asyncio.get_running_loop().time()
+        until = r.router.decode.endpoints[0].condition.busy_until
+        assert before + seconds <= until <= after + seconds
 
 
 async def test_all_workers_gone_is_a_quick_503_in_json() -> None:
@@ -281,6 +349,43 @@ async def test_kv_that_no_decode_worker_saw_is_released() -> None:
         assert text["failed"] >= 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_client_that_leaves_between_the_legs_frees_the_kv(stream: bool) -> None:
+    async with rig(1, 2) as r:
+        handles: list[bytes] = []
+        r.router.legs._kv_release.start = lambda kv, pool: handles.append(kv)  # type: ignore[method-assign]
+        reached, never = asyncio.Event(), asyncio.Event()
+
+        async def connecting() -> Connection:
+            reached.set()
+            await never.wait()
+            raise AssertionError("nobody waits any more")
+
+        for endpoint in r.router.decode.endpoints:
+            endpoint.origin.connect = connecting  # type: ignore[method-assign]
+        call = asyncio.create_task(r.stream() if stream else r.complete())
+        await reached.wait()
+        call.cancel()
+        await until(lambda: bool(handles))
+        assert json.loads(handles[0])["remote_request_id"] == "r1"
+        await until(r.idle)
+
+
+async def test_t19_clients_that_leave_open_no_breaker() -> None:
+    async with rig(1, 1, eject_failures=1) as r:
+        for worker in (*r.prefill, *r.decode):
+            worker.plan = Plan(wait=FOREVER)
+            calls = [asyncio.create_task(r.stream(prompt=f"{i}")) for i in range(8)]
+            await until(lambda: worker.active == 8)  # noqa: B023
+            for call in calls:
+                call.cancel()
+            await until(lambda: worker.active == 0)  # noqa: B023
+            worker.plan = Plan()
+        states = [str(e.condition.state(0.0)) for e in r.router.endpoints()]
+        assert states == ["up", "up"]
+        await _both(r)
+
+
 async def test_release_reaches_a_decode_worker_as_a_request_it_must_reject() -> None:
     async with rig(1, 1) as r:
         r.decode[0].plan = Plan(status=404)
@@ -331,11 +436,16 @@ async def test_wrong_json_of_prefill_is_a_failure_of_the_worker(body: bytes) -> 
             await _both(r)
 
 
-async def test_no_kv_handle_lets_decode_compute_the_prompt() -> None:
-    async with rig(1, 1) as r:
+async def test_no_kv_handle_lets_decode_compute_the_prompt_and_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with rig(2, 1, prefill_policy="round_robin") as r:
         r.prefill[0].no_kv = True
-        await _both(r)
-        assert "kv_transfer_params" not in r.decode[0].seen[0].body
+        for _ in range(2):
+            await _both(r)
+        assert ["kv_transfer_params" in seen.body for seen in r.decode[0].seen].count(False) == 2
+    (said,) = (text for text in caplog.messages if "leaves no KV handle" in text)
+    assert r.prefill[0].url in said
 
 
 @pytest.mark.parametrize(

@@ -152,13 +152,15 @@ async def test_client_cannot_name_a_kv_handle_or_rank() -> None:
 async def test_ids_and_traces_pass_on_both_legs() -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     async with rig(1, 1) as r:
-        headers = {"X-Request-Id": "id-1", "traceparent": trace}
+        passed = {"tracestate": "a=b,c=d", "baggage": "k=v", "X-Session-ID": "s"}
+        headers = {"X-Request-Id": "id-1", "traceparent": trace, **passed}
         body = {"model": "m", "prompt": "x"}
         async with r.client.post(r.url + "/v1/completions", json=body, headers=headers) as response:
             assert response.status == 200
         for worker in (*r.prefill, *r.decode):
             assert worker.seen[0].headers["x-request-id"] == "id-1"
             assert worker.seen[0].headers["traceparent"] == trace
+            assert {k: worker.seen[0].headers[k.lower()] for k in passed} == passed
 
 
 async def test_same_client_id_twice_at_once() -> None:
