@@ -2,9 +2,10 @@
 
     python -m benchmarks.router_parts [--json]
 
-Also a part of `python -m benchmarks.router`. Microseconds per request, medians of interleaved
-rounds: a leg by `eldr.serving.http1` and by aiohttp's client; a whole request by the short way and
-by aiohttp's server (a query in the URL sends it there); reading a signature and deciding by it.
+Also a part of `python -m benchmarks.router`. Microseconds per request; least, median and most of
+interleaved rounds: a leg by `eldr.serving.http1` and by aiohttp's client; a whole request, plain
+and streamed, by the short way and by aiohttp's server (a query in the URL sends it there); reading
+a signature and deciding by it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from itertools import count
+from itertools import count, product
 from typing import Any
 
 import aiohttp
@@ -33,18 +34,26 @@ from eldr.serving.upstream import Attempt, Limits, open_exchange
 from eldr.signature import decode
 
 ROUNDS = 7
+KINDS = ("plain", "stream")
 _AT_ONCE = 16
 _HEADERS = b"Content-Type: application/json\r\n"
 _BODY = b'{"model":"m","prompt":"' + b"x" * 2000 + b'"}'
 _PATH = "/v1/completions"
+Figures = dict[str, float]
 
 
-def legs(url: str, total: int = 1600) -> dict[str, float]:
+def figures(rounds: list[float]) -> Figures:
+    """What the rounds of a part came to."""
+    found = {"min": min(rounds), "median": statistics.median(rounds), "max": max(rounds)}
+    return {name: round(value, 1) for name, value in found.items()}
+
+
+def legs(url: str, total: int = 1600) -> dict[str, Figures]:
     """One exchange with a decode mock, by our client and by aiohttp's."""
     return uvloop.run(_legs(url, total))
 
 
-async def _legs(url: str, total: int) -> dict[str, float]:
+async def _legs(url: str, total: int) -> dict[str, Figures]:
     loop = asyncio.get_running_loop()
     client = Client(5.0)
     client.start()
@@ -78,11 +87,11 @@ async def _legs(url: str, total: int) -> dict[str, float]:
                 out[name].append(used)
     await session.close()
     await client.close()
-    return {name: round(statistics.median(values), 1) for name, values in out.items()}
+    return {name: figures(values) for name, values in out.items()}
 
 
-def server(prefill: list[str], decode: list[str], total: int = 800) -> dict[str, float]:
-    """A whole plain request through `eldr serve`, by the short way and by aiohttp's server."""
+def server(prefill: list[str], decode: list[str], total: int = 800) -> dict[str, Figures]:
+    """A whole request through `eldr serve`, by the short way and by aiohttp's server."""
     from benchmarks.router import CONNECTIONS, Router, cpu_ns, load, wait_ready
     from eldr.demo.ports import free_ports
 
@@ -90,23 +99,25 @@ def server(prefill: list[str], decode: list[str], total: int = 800) -> dict[str,
     command = [sys.executable, "-m", "eldr", "serve", "--log-level", "error"]
     command += ["--policy", "least_requests", "--port", str(port)]
     command += ["--prefill", *prefill, "--decode", *decode]
-    out: dict[str, list[float]] = {"short_way": [], "aiohttp": []}
+    ways = {"short_way": "", "aiohttp": "?x"}
+    out: dict[str, list[float]] = {f"{way}_{kind}": [] for kind in KINDS for way in ways}
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         wait_ready(Router("eldr", port, process))
         for number in range(ROUNDS + 1):
-            for name, query in (("short_way", ""), ("aiohttp", "?x")):
+            for kind, (way, query) in product(KINDS, ways.items()):
                 before = cpu_ns(process.pid)
-                uvloop.run(load(port, total, CONNECTIONS, stream=False, query=query))
+                uvloop.run(load(port, total, CONNECTIONS, stream=kind == "stream", query=query))
                 if number:
-                    out[name].append((cpu_ns(process.pid) - before) / 1e3 / total)
+                    used = (cpu_ns(process.pid) - before) / 1e3 / total
+                    out[f"{way}_{kind}"].append(used)
     finally:
         process.terminate()
         process.wait()
-    return {name: round(statistics.median(values), 1) for name, values in out.items()}
+    return {name: figures(values) for name, values in out.items()}
 
 
-def decisions() -> dict[str, float]:
+def decisions() -> dict[str, Figures]:
     """Reading a prefill answer and its signature, and deciding and accounting among 4 workers."""
     answer = PREFILL.split(b"\r\n\r\n", 1)[1]
     raw = parse_prefill(answer).signature
@@ -132,14 +143,14 @@ def decisions() -> dict[str, float]:
     return out
 
 
-def _each(one: Callable[[], object], times: int = 400) -> float:
+def _each(one: Callable[[], object], times: int = 400) -> Figures:
     values = []
     for _ in range(ROUNDS + 1):
         start = time.process_time()
         for _ in range(times):
             one()
         values.append((time.process_time() - start) / times * 1e6)
-    return round(statistics.median(values[1:]), 1)
+    return figures(values[1:])
 
 
 def parts() -> dict[str, Any]:
