@@ -79,6 +79,8 @@ async def relay_events(upstream: Connection, client: Client, first: bytes) -> in
         try:
             chunk = await upstream.read()
         except UpstreamError as error:
+            if _ended(last, tail):
+                break  # the worker died between its end mark and the end of the transfer
             await _close_event(client, last)
             raise Truncated(error) from error
     if not _ended(last, tail):

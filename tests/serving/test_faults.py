@@ -257,6 +257,14 @@ async def test_huge_event_that_is_torn_is_closed_before_the_error_event(missing:
         assert got[3:] == [b"[DONE]"]
 
 
+async def test_stream_that_breaks_off_after_its_end_mark_is_whole() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 999\r\n\r\n"
+    async with rig(1, 1) as r:
+        r.decode[0].plan = Plan(raw=head + b"data: {}\n\ndata: [DONE]\n\n")
+        _, raw = await r.stream()
+        assert events(raw) == [b"{}", b"[DONE]"]
+
+
 async def test_first_event_that_is_an_error_is_retried_elsewhere() -> None:
     async with rig(1, 2, policy="round_robin") as r:
         r.decode[0].plan = Plan(error_event={"error": {"message": "KV load failed", "code": 500}})
