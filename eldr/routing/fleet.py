@@ -290,7 +290,7 @@ class Fleet:
         table, slot, kv_tokens = self._table, choice.slot, request.kv_tokens
         table.requests[slot] += 1
         table.kv_tokens[slot] += kv_tokens
-        table.turns[slot] += 1.0 / table.weight[slot]
+        table.take_turn(slot)
         table.lengths.add(request.new_tokens)
         if step is not None and table.experts is not None:
             table.experts.add(slot, step)

@@ -46,7 +46,8 @@ class WorkerTable:
         requests: int64 [S], running requests.
         others: float64 [S], measured running requests that are not ours (other routers').
         kv_tokens: int64 [S], KV tokens at the start of the running requests.
-        turns: float64 [S], weighted count of requests ever given (round robin's clock).
+        turns: float64 [S], round robin's clock: weighted count of requests given, moved up for a
+            worker that was away.
         weight: float64 [S].
         open: bool [S], takes new requests.
         experts: expert load, or None when it is not tracked.
@@ -66,6 +67,7 @@ class WorkerTable:
         self.experts = experts
         self.lengths = Lengths()
         self.epoch = 0
+        self._latest = self._longest = 0.0  # of `turns` that were taken, and of one turn
 
     def put(self, worker: Worker) -> int:
         """Places a worker in a free or new slot and returns the slot."""
@@ -76,10 +78,21 @@ class WorkerTable:
         others = self.turns[self.open]
         self.workers[slot] = worker
         self.weight[slot] = worker.weight
+        self._longest = max(self._longest, 1.0 / worker.weight)
         self.turns[slot] = others.min() if len(others) else 0.0
         self.open[slot] = True
         self._renamed()
         return slot
+
+    def take_turn(self, slot: int) -> None:
+        """Moves a worker's clock on by its turn.
+
+        Workers that take part are never more than the longest turn behind the last one taken. One
+        that is was away, and does not catch up: round robin would send it everything until then.
+        """
+        behind = self._latest - self._longest
+        self.turns[slot] = max(self.turns[slot], behind) + 1.0 / self.weight[slot]
+        self._latest = max(self._latest, float(self.turns[slot]))
 
     def drop(self, slot: int) -> None:
         """Frees a slot and forgets its load."""

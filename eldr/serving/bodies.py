@@ -19,7 +19,7 @@ _decode_fields = msgspec.json.Decoder(Fields).decode
 _encode = msgspec.json.Encoder().encode
 
 _EMPTY_OR_NO_LIST = re.compile(rb"[^\[]|\[\s*\]")
-_FALSE, _ONE = msgspec.Raw(b"false"), msgspec.Raw(b"1")
+_FALSE, _ZERO, _ONE = msgspec.Raw(b"false"), msgspec.Raw(b"0"), msgspec.Raw(b"1")
 _ASK_FOR_KV = msgspec.Raw(
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
     b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
@@ -33,6 +33,7 @@ _NOT_IN_PREFILL = frozenset(
         "logprobs",
         "top_logprobs",
         "prompt_logprobs",
+        "logprob_token_ids",
         "return_token_ids",
     }
 )
@@ -99,9 +100,12 @@ def parse(raw: bytes, *, chat: bool) -> Body:
 
 SEVERAL_CHOICES = "several_choices"
 _NOTHING = (b"null", b"false", b"0")
+_NULL = msgspec.Raw(b"null")
 _PROMPTS = msgspec.json.Decoder(list[msgspec.Raw])
 _LIST_OF_PROMPTS = re.compile(rb"\[\s*[\[\"]")
-_UNUSUAL = frozenset({"n", "best_of", "prompt_logprobs", "echo", "use_beam_search"})
+_UNUSUAL = frozenset(
+    {"n", "best_of", "prompt_logprobs", "echo", "use_beam_search", "prompt_embeds"}
+)
 
 
 def unsplittable(body: Body) -> str | None:
@@ -112,21 +116,32 @@ def unsplittable(body: Body) -> str | None:
     reads it frees the KV for all of them, which is safe as long as they are scheduled together.
     """
     fields = body.fields
-    prompt = fields.get("prompt")
-    if prompt is not None and _LIST_OF_PROMPTS.match(prompt) and len(_PROMPTS.decode(prompt)) > 1:
-        return "batch_of_prompts"
     unusual = _UNUSUAL & fields.keys()
+    prompts = _prompts(fields.get("prompt", _NULL))
+    if "prompt_embeds" in unusual:
+        prompts += _prompts(fields["prompt_embeds"])
+    if prompts > 1:
+        return "batch_of_prompts"
     if not unusual:
         return None
     asked = {name for name in unusual if bytes(fields[name]) not in _NOTHING}
-    echoes = "echo" in asked and bytes(fields.get("logprobs", b"null")) not in _NOTHING
-    if "prompt_logprobs" in asked or echoes:
+    # 0 of them still asks for the prompt's own tokens'; an echo takes over how many the answer has.
+    ask = fields.get("prompt_logprobs", _NULL)
+    if bytes(ask) == b"null" and "echo" in asked:
+        ask = fields.get("top_logprobs", _ZERO) if body.chat else fields.get("logprobs", _NULL)
+    if bytes(ask) != b"null":
         return "prompt_logprobs"
     if "use_beam_search" in asked:
         return "beam_search"
     if any(bytes(fields[name]) != b"1" for name in asked & {"n", "best_of"}):
         return SEVERAL_CHOICES
     return None
+
+
+def _prompts(raw: msgspec.Raw) -> int:
+    if _LIST_OF_PROMPTS.match(raw):
+        return len(_PROMPTS.decode(raw))
+    return int(bytes(raw) != b"null")
 
 
 def _flag(value: msgspec.Raw | None) -> bool:

@@ -20,6 +20,7 @@ _LINES = {
     b"POST %b HTTP/1.1\r\n" % path.encode(): path
     for path in ("/v1/completions", "/v1/chat/completions")
 }
+_NOT_PLAIN = frozenset({"transfer-encoding", "content-encoding", "expect"})
 _LONGEST_LINE = max(map(len, _LINES))
 _END = b"\r\n\r\n"
 # A client that sends more than this ahead of its turn is made to wait.
@@ -107,17 +108,13 @@ class Front(asyncio.Protocol):
         buffer = self._buffer
         line = buffer.find(b"\n", 0, _LONGEST_LINE) + 1
         path = _LINES.get(buffer[:line]) if line else None
-        if path is None:
-            # The rest of a line that may become one of ours is waited for.
-            if line or not any(known.startswith(buffer) for known in _LINES):
-                self._hand_over()
-            return
-        end = buffer.find(_END, line)
-        if end < 0 or end > self._listener.longest_head:
-            if len(buffer) > self._listener.longest_head:
-                self._hand_over()  # which refuses it
-            return
-        request = self._open(path, buffer[: end + len(_END)])
+        end = buffer.find(_END, max(0, line - 2))  # there may be no header at all
+        longest = self._listener.longest_head
+        if end < 0 and len(buffer) <= longest and _may_become_a_head(buffer):
+            return  # whoever it is for: here, the time that a head may take is watched
+        request = None
+        if path is not None and 0 <= end <= longest:
+            request = self._open(path, buffer[: end + len(_END)])
         if request is None:
             self._hand_over()
             return
@@ -130,7 +127,7 @@ class Front(asyncio.Protocol):
         if found is None:
             return None
         length = found.get("content-length", "")
-        if "transfer-encoding" in found or "expect" in found or not length.isdigit():
+        if _NOT_PLAIN & found.keys() or not length.isdigit():
             return None
         return Request(self, path, found, int(length))
 
@@ -235,6 +232,12 @@ class Front(asyncio.Protocol):
                 self._transport.abort()
             else:
                 self._transport.close()
+
+
+def _may_become_a_head(buffer: bytes) -> bool:
+    """Whether it starts like a request whose head is not there as a whole."""
+    line = buffer.find(b"\n")
+    return buffer[:1].isupper() and (line < 0 or buffer[line - 1 : line] == b"\r")
 
 
 class Listener:

@@ -35,6 +35,8 @@ _FULL = frozenset({429, 503})
 _ELSEWHERE = _FULL | {502, 504}
 _STATUS = {"connect": 503, "reset": 502, "malformed": 502, "timeout": 504, "cut": 504}
 _LONGEST_ANSWER = 2**28
+# Prefill workers that refuse connections are gone, though no health check may have seen it yet.
+_NOBODY_THERE = frozenset({"no_prefill_worker", "prefill_connect"})
 
 Failure = UpstreamError | Answer
 
@@ -97,7 +99,13 @@ class Legs:
             self._metrics.whole.labels(reason).inc()
             return await self.decode(call, NOT_PREFILLED)
         started = time.perf_counter()
-        prefilled = await self.prefill(call)
+        try:
+            prefilled = await self.prefill(call)
+        except ClientError as error:
+            if self._whole.no_prefill == "fail" or error.kind not in _NOBODY_THERE:
+                raise
+            self._metrics.whole.labels("no_prefill_worker").inc()
+            return await self.decode(call, NOT_PREFILLED)
         if isinstance(prefilled, Answer):
             return prefilled.passed()
         call.prefilled = time.perf_counter()

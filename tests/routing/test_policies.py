@@ -70,6 +70,15 @@ def test_round_robin_takes_turns_by_weight():
     assert Counter(place(fleet, [None] * 12, 50))["late"] in (2, 3)
 
 
+def test_round_robin_does_not_make_up_for_an_absence():
+    fleet = build("round_robin", weights=(2, 1, 1, 1))
+    place(fleet, [None] * 20)
+    for i in range(300):  # d3 is away
+        fleet.reserve(request(1000 + i), exclude=["d3"])
+    back = Counter(place(fleet, [None] * 50, 50))
+    assert back == {"d0": 20, "d1": 10, "d2": 10, "d3": 10}
+
+
 def test_random_follows_weights():
     fleet = build("random", weights=(3, 1, 1, 1))
     share = Counter(place(fleet, [None] * 3000))["d0"] / 3000

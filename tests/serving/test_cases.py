@@ -106,6 +106,12 @@ async def test_t08_streaming_through_both_legs() -> None:
         ({"logprobs": True, "top_logprobs": 3}, {"top_logprobs": None}, {"top_logprobs": 3}),
         ({"n": 2, "best_of": 3}, {"n": 1, "best_of": 1}, {"n": 2, "best_of": 3}),
         ({"min_completion_tokens": 9}, {"min_completion_tokens": None}, {}),
+        # vLLM refuses these without the field that the prefill leaves out
+        (
+            {"logprobs": 1, "logprob_token_ids": [5, 6]},
+            {"logprob_token_ids": None},
+            {"logprob_token_ids": [5, 6]},
+        ),
     ],
 )
 async def test_t09_t10_t11_prefill_is_one_token_and_decode_is_the_clients(
@@ -139,13 +145,18 @@ async def test_t14_refused_connection_of_decode_is_503_in_json() -> None:
         assert answer["error"]["code"] == 503
 
 
+@pytest.mark.parametrize("how", ["drained", "killed"])
 @pytest.mark.parametrize("choice", ["fail", "whole"])
-async def test_t15_no_prefill_worker_follows_the_configured_choice(choice: str) -> None:
+async def test_t15_no_prefill_worker_follows_the_configured_choice(choice: str, how: str) -> None:
     async with rig(1, 1, no_prefill=choice) as r:
-        r.router.prefill.drain(r.prefill[0].url)
+        if how == "drained":
+            r.router.prefill.drain(r.prefill[0].url)
+        else:
+            await r.prefill[0].kill()
         status, answer = await r.complete()
         if choice == "fail":
-            assert (status, answer["error"]["type"]) == (503, "no_prefill_worker")
+            kind = "no_prefill_worker" if how == "drained" else "prefill_connect"
+            assert (status, answer["error"]["type"]) == (503, kind)
             assert not r.decode[0].seen
         else:
             assert status == 200
@@ -297,8 +308,12 @@ async def test_t44_routed_experts_of_the_engine_pass_untouched() -> None:
     [
         {"prompt": ["a", "b"]},
         {"prompt": [[1, 2], [3]]},
+        {"prompt": "a", "prompt_embeds": "QQ=="},
+        {"prompt": None, "prompt_embeds": ["QQ==", "Qg=="]},
         {"prompt_logprobs": 1},
+        {"prompt_logprobs": 0},
         {"echo": True, "logprobs": 1},
+        {"echo": True, "logprobs": 0},
         {"use_beam_search": True, "n": 2},
     ],
 )
@@ -313,11 +328,38 @@ async def test_requests_that_one_handle_cannot_serve(
         assert len(r.decode[0].seen) == (choice == "whole")
 
 
-@pytest.mark.parametrize("prompt", ["x", ["x"], [1, 2, 3], [[1, 2]]])
-async def test_one_prompt_in_any_spelling_takes_both_legs(prompt: object) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"prompt": prompt} for prompt in ("x", ["x"], [1, 2, 3], [[1, 2]])),
+        {"prompt": None, "prompt_embeds": "QQ=="},
+        {"prompt": None, "prompt_embeds": ["QQ=="]},
+        {"echo": True},
+        {"echo": False, "logprobs": 1},
+        {"prompt_logprobs": None, "use_beam_search": False},
+    ],
+)
+async def test_one_prompt_in_any_spelling_takes_both_legs(fields: dict[str, object]) -> None:
     async with rig(1, 1) as r:
-        assert (await r.complete(prompt=prompt))[0] == 200
+        assert (await r.complete(**fields))[0] == 200
         assert r.prefill[0].seen
+
+
+@pytest.mark.parametrize(
+    ("fields", "whole"),
+    [
+        ({"echo": True}, True),  # vLLM's default of top_logprobs is 0
+        ({"echo": True, "top_logprobs": None}, False),
+        ({"logprobs": True, "top_logprobs": 2}, False),
+        ({"prompt_logprobs": 0}, True),
+    ],
+)
+async def test_prompt_logprobs_of_chat(fields: dict[str, object], whole: bool) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], **fields}
+    async with rig(1, 1) as r:
+        async with r.client.post(r.url + "/v1/chat/completions", json=body) as response:
+            assert response.status == 200
+        assert bool(r.prefill[0].seen) == (not whole)
 
 
 async def test_hung_decode_worker_that_fails_its_checks_gives_requests_back() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -142,10 +143,39 @@ async def test_expect_100_continue() -> None:
         assert (await answer(reader))[0] == 200
 
 
+async def test_request_without_any_header_is_not_read_as_one_with_the_next() -> None:
+    async with rig(1, 1) as r, connected(r) as (reader, writer):
+        writer.write(b"POST /v1/completions HTTP/1.1\r\n\r\n" + REQUEST)
+        assert b" 400 " in await reader.readuntil(b"\r\n")  # HTTP/1.1 demands a Host
+        async with asyncio.timeout(60):
+            await reader.read()  # and the connection ends
+        assert not r.prefill[0].seen
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_compressed_body(chunked: bool) -> None:
+    raw = gzip.compress(BODY)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield raw
+
+    async with rig(1, 1, max_body=100_000) as r:
+        url, headers = r.url + "/v1/completions", {"Content-Encoding": "gzip"}
+        data = pieces() if chunked else raw
+        async with r.client.post(url, data=data, headers=headers) as response:
+            assert response.status == 200
+        assert r.decode[0].seen[0].body["prompt"] == "hello"
+        bomb = gzip.compress(b"x" * 10_000_000)  # the limit is on what comes out of it
+        async with r.client.post(url, data=bomb, headers=headers) as response:
+            assert response.status == 413
+
+
 @pytest.mark.parametrize(
     "request_",
     [
         b"nonsense\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET /health HTTP/1.1\n\n",
         HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}    ",
         HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         HEAD + b"Content-Length: +5\r\n\r\n{}   ",
@@ -197,9 +227,10 @@ async def test_refusal_of_a_large_body_reaches_a_client_that_is_still_sending() 
                 assert response.status == 413
 
 
-async def test_head_that_does_not_arrive_ends_the_connection() -> None:
+@pytest.mark.parametrize("line", [HEAD, b"GET /health HTTP/1.1\r\n", b"GE"])
+async def test_head_that_does_not_arrive_ends_the_connection(line: bytes) -> None:
     async with rig(1, 1, body_timeout=0.3) as r, connected(r) as (reader, writer):
-        writer.write(HEAD)
+        writer.write(line)
 
         async def dribble() -> None:  # it is no help that something comes now and then
             while True:
