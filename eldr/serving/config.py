@@ -53,6 +53,7 @@ _AT_LEAST_ONE = (
     "refit_window",
 )
 _NOT_NEGATIVE = (
+    "startup_grace",
     "poll_interval",
     "kv_high",
     "retry_budget",
@@ -87,7 +88,15 @@ class RouterConfig:
     discovery_interval: float = _option(2.0, "workers", "pause between looks at file or cluster")
     decode_ranks: int = _option(1, "workers", "data-parallel ranks behind each decode URL")
     startup_timeout: float = _option(
-        120.0, "workers", "how long workers may take to answer at start"
+        120.0, "workers", "how long the start waits for workers to answer"
+    )
+    # Two whole tries for each: who serves answers in this time, however busy; who does not is dead
+    # or loads, which may take minutes, and a router that comes back must not wait for it.
+    startup_grace: float = _option(
+        10.0,
+        "workers",
+        "once a worker of each kind answers, how long the start waits for the others; they join "
+        "when they answer",
     )
 
     policy: str = _option(

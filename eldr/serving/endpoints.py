@@ -28,6 +28,8 @@ class Endpoint:
         others: requests of others that it was seen to run.
         kv_usage: share of its KV cache in use by its own account, None if it does not say.
         condition: whether it gets requests.
+        awaited: named at the start, it has never answered; it is a member that is down, and the
+            discovery asks it until it answers.
         leaving: it goes once its last request has ended.
         engine: raw id of the engine that answered last, and connections lost by then.
         restarted_at: loop time at which a restart was noticed last.
@@ -38,6 +40,7 @@ class Endpoint:
     __slots__ = (
         "_common",
         "_heads",
+        "awaited",
         "base",
         "checked_at",
         "condition",
@@ -74,7 +77,7 @@ class Endpoint:
         self.others = 0.0
         self.kv_usage: float | None = None
         self.condition = Condition(rules or Rules())
-        self.leaving = False
+        self.awaited = self.leaving = False
         self.engine: tuple[bytes, int] = (b"", 0)
         self.checked_at, self.restarted_at = 0.0, float("-inf")
         self.salt = self.name.encode()

@@ -37,10 +37,13 @@ class HealthChecker:
             await self.check_all()
 
     async def check_all(self) -> None:
-        """One check of every member; ranks of one engine share a check."""
+        """One check of every member; ranks of one engine share a check.
+
+        Who never answered is asked by the discovery, which also looks at what it serves.
+        """
         by_url: dict[str, list[tuple[Pool, Endpoint]]] = {}
         for pool in self._pools:
-            for endpoint in pool.endpoints:
+            for endpoint in (e for e in pool.endpoints if not e.awaited):
                 by_url.setdefault(str(endpoint.base), []).append((pool, endpoint))
         await asyncio.gather(*(self._check(members) for members in by_url.values()))
 

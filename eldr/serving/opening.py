@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -17,7 +19,7 @@ from eldr.serving.config import RouterConfig
 from eldr.serving.decision_log import DecisionLog
 from eldr.serving.decisions import DecisionBuffer
 from eldr.serving.decode_pool import DecodePool
-from eldr.serving.discovery import Member, Source, follow
+from eldr.serving.discovery import Member, Source, follow, follow_late
 from eldr.serving.discovery.file import FileSource, read_members
 from eldr.serving.discovery.kubernetes import KubernetesSource, PodSelectors, connect
 from eldr.serving.endpoints import Endpoint, Role
@@ -37,7 +39,7 @@ from eldr.serving.policy import (
     signature_policy,
 )
 from eldr.serving.prefill_pool import PrefillPool
-from eldr.serving.probe import geometry_of, wait_for
+from eldr.serving.probe import geometry_of, unanswered, wait_for_fleet
 from eldr.serving.refit import REMAP_WINDOW, RefitRules, Refits, with_partition
 from eldr.serving.refit_metrics import RefitMetrics
 from eldr.serving.retry import RetryBudget, RetryRules
@@ -46,6 +48,8 @@ from eldr.serving.shadow import Shadow
 from eldr.serving.spans import open_spans
 from eldr.serving.state import Router, make_endpoint
 from eldr.serving.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
 
 _ROLES: tuple[Role, Role] = ("prefill", "decode")
 
@@ -73,8 +77,9 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
             [make_endpoint(config, client, role, m.url, m.rank) for m in members if m.role == role]
             for role in _ROLES
         )
-        await wait_for(session, [*prefill, *decode], config.startup_timeout)
-        geometry = await geometry_of(session, prefill, required_by=signature_policy(config))
+        late = await _late(session, config, [*prefill, *decode])
+        answering = [endpoint for endpoint in prefill if not endpoint.awaited]
+        geometry = await geometry_of(session, answering, required_by=signature_policy(config))
         config = decided(config, geometry)
         metrics, decisions = Metrics(), DecisionBuffer(config.decision_buffer)
         prefill_pool = PrefillPool(prefill, config.prefill_policy)
@@ -122,6 +127,8 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
             start(stack, "refits", refits.run)
         if source is not None:
             start(stack, "discovery", partial(follow, source, router))
+        elif late:
+            start(stack, "discovery", partial(follow_late, router))
         yield router
 
 
@@ -139,6 +146,22 @@ async def _members(config: RouterConfig) -> tuple[list[Member], Source | None]:
     ranks = range(config.decode_ranks) if config.decode_ranks > 1 else (None,)
     prefill = [Member("prefill", url) for url in config.prefill]
     return [*prefill, *(Member("decode", u, r) for u in config.decode for r in ranks)], None
+
+
+async def _late(
+    session: aiohttp.ClientSession, config: RouterConfig, endpoints: list[Endpoint]
+) -> bool:
+    """Waits for the workers; whether the start goes on without some, which are then marked."""
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    silent = await wait_for_fleet(session, endpoints, config.startup_timeout, config.startup_grace)
+    for endpoint, last in silent.items():
+        endpoint.awaited = True
+        log.warning(
+            "%s The router starts without it: it is down until it answers, then it joins.",
+            unanswered(endpoint, round(loop.time() - begun, 1), last),
+        )
+    return bool(silent)
 
 
 def _complete(members: frozenset[Member]) -> list[Member]:

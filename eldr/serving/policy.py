@@ -87,7 +87,9 @@ class PolicyMaker:
         if config.partition and centroid is None:
             raise StartError(f"policy {named[0]} uses no partition; leave --partition out")
         self._partition = (
-            read_partition(config.partition, geometry, names) if config.partition else None
+            read_partition(config.partition, geometry, names, vacant=bool(config.k8s_decode))
+            if config.partition
+            else None
         )
 
     def make(self, name: str) -> Policy:
@@ -100,16 +102,48 @@ class PolicyMaker:
         return make_policy(name, **options)
 
 
-def read_partition(path: str, geometry: Geometry | None, names: Sequence[str]) -> Partition:
+def read_partition(
+    path: str, geometry: Geometry | None, names: Sequence[str], *, vacant: bool
+) -> Partition:
     """Loads a partition and binds its centroids to the decode workers.
 
     Centroids go by worker name where the names match, else by position.
+
+    Args:
+        path: of the file.
+        geometry: of the served model.
+        names: of the decode workers.
+        vacant: whether there may be fewer workers than centroids: who is not ready now may come
+            under any name, and takes a centroid that is left.
 
     Raises:
         StartError: unreadable, fitted for another geometry or another number of workers.
     """
     try:
-        return load_partition(path, geometry=geometry, workers=names)
+        partition = load_partition(path, geometry=geometry)
+        if vacant and len(names) < partition.workers:
+            free = [name for name in partition.names if name not in names]
+            return seated(partition, names, free)[0]
+        return partition.bind(names)
     except PartitionError as error:
         text = str(error)
         raise StartError(text if path in text else f"{path}: {text}") from error
+
+
+def seated(
+    partition: Partition, names: Sequence[str], vacant: Sequence[str]
+) -> tuple[Partition, list[str]]:
+    """Gives centroids without a worker to workers without a centroid, in order.
+
+    Args:
+        partition: whose names may be of workers that are not there.
+        names: of the workers that are there.
+        vacant: names in the partition that no worker has or had.
+
+    Returns:
+        The partition with the new names, and the vacant names that are left.
+    """
+    homeless = [name for name in names if name not in partition.names]
+    given = dict(zip(vacant, homeless, strict=False))
+    renamed = tuple(given.get(name, name) for name in partition.names)
+    return replace(partition, names=renamed), list(vacant[len(given) :])

@@ -64,6 +64,14 @@ class Pool:
         if endpoint.name in self._members:
             raise ValueError(f"{self.role} worker {endpoint.name} is in the pool already")
         self._members[endpoint.name] = endpoint
+        if endpoint.awaited:
+            endpoint.condition.down = True
+            self._special.add(endpoint)
+
+    def arrived(self, endpoint: Endpoint) -> None:
+        """A member that never answered before does now: it gets requests."""
+        endpoint.awaited = False
+        endpoint.condition.checked(self._now(), True, since=self._now())
 
     def drain(self, name: str, draining: bool = True) -> None:
         """Stops, or resumes, giving a member new requests.

@@ -23,6 +23,7 @@ from eldr.routing.policies.locality import LocalityBand
 from eldr.routing.refit import Drift, Window, remap
 from eldr.serving.decode_pool import DecodePool
 from eldr.serving.endpoints import Endpoint
+from eldr.serving.policy import seated
 from eldr.serving.refit_process import COMMAND, in_a_process
 from eldr.signature import Signature
 
@@ -107,6 +108,8 @@ class Refits:
         self._forced = False
         self._generation = 0
         self._adopting = asyncio.Lock()
+        # Centroids that no worker has had yet; the next workers without one take them.
+        self._vacant = self._without_worker()
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
         self.drift: Drift | None = None
         self._last: dict[str, Any] | None = None
@@ -148,6 +151,8 @@ class Refits:
 
     def member_event(self, endpoint: Endpoint, event: str) -> None:
         """A decode worker joined or left: the partition is remapped soon."""
+        if event == "left" and endpoint.awaited:
+            self._vacant.append(endpoint.name)  # it never came: another one may in its place
         if event in ("joined", "left"):
             self._changed.set()
 
@@ -158,6 +163,7 @@ class Refits:
             policy.use(partition)
             policy.paused = False
         self.drift, self._first = None, False
+        self._vacant = self._without_worker()
         self._origin.now("operator")
         self._changed.set()
 
@@ -224,8 +230,23 @@ class Refits:
     def _needed(self) -> int:
         return min(self._rules.window, max(_LEAST, _PER_WORKER * len(self._pool.endpoints)))
 
-    def _names(self) -> list[str]:
+    def _members(self) -> list[str]:
         return [endpoint.name for endpoint in self._pool.endpoints]
+
+    def _names(self) -> list[str]:
+        """Who has a centroid: the members, and whoever may come in a vacant place."""
+        return list(dict.fromkeys((*self._members(), *self._vacant)))
+
+    def _without_worker(self) -> list[str]:
+        here, partition = self._members(), self.partition
+        return [] if partition is None else [n for n in partition.names if n not in here]
+
+    def _seat(self, partition: Partition) -> Partition:
+        """Gives vacant centroids to members that have none."""
+        here = self._members()
+        vacant = [n for n in self._vacant if n in partition.names and n not in here]
+        partition, self._vacant = seated(partition, here, vacant)
+        return partition
 
     def _count(self, outcome: str, seconds: float | None = None) -> None:
         self.outcomes[outcome] += 1
@@ -270,10 +291,12 @@ class Refits:
             False if there is nothing to do, or an operator's partition came first.
         """
         async with self._adopting:
-            names, partition = self._names(), new or self.partition
-            if not names or partition is None:
+            before, partition = self.partition, new or self.partition
+            if not self._members() or partition is None:
                 return False
-            if new is None and set(names) == set(partition.names):
+            partition = self._seat(partition)
+            names = self._names()
+            if new is None and before is not None and set(names) == set(before.names):
                 return False
             latest = list(self._held)[-REMAP_WINDOW:]
             fitted, prepared = await asyncio.to_thread(

@@ -24,6 +24,7 @@ from eldr.serving.front import Listener
 from eldr.serving.opening import open_router
 from eldr.serving.operator_page import OperatorPage
 from eldr.serving.policy import live_policies
+from eldr.serving.pool import Pool
 from eldr.serving.security import is_loopback, server_tls
 from eldr.serving.state import Router
 from eldr.serving.web import json_errors
@@ -239,12 +240,18 @@ async def _listen_short(
 def _announce(router: Router, sockets: dict[str, socket.socket], seconds: float) -> None:
     config = router.config
     log.info(
-        "router ready on http%s://%s:%d after %.2f s: policy %s, %d prefill, %d decode workers",
+        "router ready on http%s://%s:%d after %.2f s: policy %s, %s prefill, %s decode workers",
         "s" if config.tls_cert else "",
         config.host,
         sockets["main"].getsockname()[1],
         seconds,
         " against ".join(live_policies(router.config)),
-        len(router.prefill.endpoints),
-        len(router.decode.endpoints),
+        _count(router.prefill),
+        _count(router.decode),
     )
+
+
+def _count(pool: Pool) -> str:
+    """How many members there are, or how many of them answer."""
+    answering = sum(not endpoint.awaited for endpoint in pool.endpoints)
+    return str(pool.size) if answering == pool.size else f"{answering} of {pool.size}"

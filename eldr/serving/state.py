@@ -104,6 +104,9 @@ class Router:
     async def add_worker(self, role: str, url: str, rank: int | None = None) -> str:
         """Adds a worker once it answers, and returns its name.
 
+        One that was named at the start and did not answer then is a member already; it gets
+        requests from now on, under the centroid that it has in a partition.
+
         Raises:
             ConfigError: no such role, or not a worker URL.
             StartError: it does not answer, or serves another model.
@@ -112,17 +115,24 @@ class Router:
         endpoint = make_endpoint(self.config, self.client, pool.role, url, rank)
         known = pool.get(endpoint.name)
         joining = (pool.role, endpoint.name)
-        if known is not None or joining in self._joining:
-            if known is not None and known.leaving:
-                pool.drain(known.name, draining=False)  # it changed its mind
-                return known.name
-            raise ConfigError(f"{role} worker {endpoint.name} is in the pool already")
+        if joining in self._joining:
+            raise ConfigError(f"{role} worker {endpoint.name} joins already, when it answers")
+        if known is not None and not known.awaited:
+            if not known.leaving:
+                raise ConfigError(f"{role} worker {endpoint.name} is in the pool already")
+            pool.drain(known.name, draining=False)  # it changed its mind
+            return known.name
         self._joining.add(joining)
         try:
-            await wait_for(self.session, [endpoint], _JOIN_SECONDS)
+            await wait_for(self.session, endpoint, _JOIN_SECONDS)
             if role == "prefill":
                 self._fits(await geometry_of(self.session, [endpoint], required_by=None), endpoint)
-            pool.join(endpoint)
+            if known is None:
+                pool.join(endpoint)
+            elif pool.get(known.name) is known and not known.leaving:
+                pool.arrived(known)
+            else:
+                raise ConfigError(f"{role} worker {known.name} was removed before it answered")
         finally:
             self._joining.discard(joining)
         pool.on_event(endpoint, "joined")
@@ -187,7 +197,8 @@ class Router:
         if self.refits is None:
             raise ConfigError(f"policy {self.decode.fleet.policy.name} uses no partition")
         names = [endpoint.name for endpoint in self.decode.endpoints]
-        self.refits.replace(read_partition(path, self.decode.fleet.geometry, names))
+        geometry, vacant = self.decode.fleet.geometry, bool(self.config.k8s_decode)
+        self.refits.replace(read_partition(path, geometry, names, vacant=vacant))
 
     def describe_partition(self) -> dict[str, Any]:
         """The loaded partition as JSON values."""

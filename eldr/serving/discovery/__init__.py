@@ -1,14 +1,16 @@
 """Where workers come from while the router runs: one interface, several sources.
 
 A source yields the whole wanted membership whenever it changes; `Membership` brings the pools
-there. Workers that leave take no new requests and go when their last one has ended.
+there. Workers that leave take no new requests and go when their last one has ended. Workers that
+were named at the start and did not answer then are members that are down (`Endpoint.awaited`);
+whatever named them, they are asked here until they answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,9 +45,20 @@ class Source(Protocol):
 async def follow(source: Source, router: Router) -> None:
     """Keeps a router's pools at what a source says, until cancelled."""
     membership = Membership(router)
+    membership.ask_late()  # a source may no longer name them, and not be believed
     try:
         async for wanted in source.watch():
             membership.want(wanted)
+    finally:
+        await membership.close()
+
+
+async def follow_late(router: Router) -> None:
+    """Lets workers join that did not answer at the start; for workers that no source names."""
+    membership = Membership(router)
+    try:
+        membership.ask_late()
+        await membership.settled()
     finally:
         await membership.close()
 
@@ -55,7 +68,8 @@ class Membership:
 
     Who does not answer yet is asked again, for as long as it is wanted. Who is no longer wanted
     leaves at once, unless none of those that are wanted in its place is there: then it stays until
-    one has joined, and for ever if the source names nobody of its kind, which is not believed.
+    one has joined. A source that names nobody of a kind is not believed: of that kind those that
+    are there stay, and those that are asked are asked on.
     """
 
     def __init__(self, router: Router) -> None:
@@ -66,12 +80,11 @@ class Membership:
     def want(self, wanted: frozenset[Member]) -> None:
         """Sets the wanted members; they join in the background."""
         self._wanted = wanted
+        named = _roles(wanted)
         for member in self._joining.keys() - wanted:
-            self._joining.pop(member).cancel()
-        new = wanted - self._present().keys() - self._joining.keys()
-        for member in sorted(new, key=repr):
-            self._joining[member] = asyncio.create_task(self._join(member), name="joining")
-        named = {member.role for member in wanted}
+            if member.role in named:
+                self._joining.pop(member).cancel()
+        self.ask(wanted - {m for m, e in self.members().items() if not e.awaited})
         for endpoint in self._let_go():
             role, name = endpoint.role, endpoint.name
             if role in named:
@@ -79,7 +92,21 @@ class Membership:
             else:
                 log.warning("discovery names no %s worker: keeping %s", role, name)
 
-    def _present(self) -> dict[Member, Endpoint]:
+    def ask(self, members: Iterable[Member]) -> None:
+        """Lets workers join when they answer."""
+        for member in sorted(set(members) - self._joining.keys(), key=repr):
+            self._joining[member] = asyncio.create_task(self._join(member), name="joining")
+
+    def ask_late(self) -> None:
+        """Lets workers join that did not answer at the start."""
+        self.ask(member for member, endpoint in self.members().items() if endpoint.awaited)
+
+    async def settled(self) -> None:
+        """Waits until nobody is asked any more."""
+        await asyncio.gather(*self._joining.values())
+
+    def members(self) -> dict[Member, Endpoint]:
+        """Who is in the pools and not about to leave."""
         return {
             Member(e.role, str(e.base), e.rank): e
             for e in self._router.endpoints()
@@ -87,11 +114,10 @@ class Membership:
         }
 
     async def _join(self, member: Member) -> None:
-        told = ""
+        told, known = "", self.members().get(member)
         try:
-            # Operators may have been faster.
-            while member not in self._present() and (problem := await self._add(member)):
-                if problem != told:
+            while self._missing(member, known) and (problem := await self._add(member)):
+                if problem != told and self._missing(member, known):
                     told = problem
                     log.warning("discovery: %s It is asked again until it answers.", problem)
                 await asyncio.sleep(_AGAIN_SECONDS)
@@ -99,6 +125,11 @@ class Membership:
             if self._joining.get(member) is asyncio.current_task():
                 del self._joining[member]
         self._let_go()
+
+    def _missing(self, member: Member, known: Endpoint | None) -> bool:
+        """Whether it is still to join: operators may have been faster, or have removed it."""
+        here = self.members().get(member)
+        return here is known and (here is None or here.awaited)
 
     async def _add(self, member: Member) -> str | None:
         """Adds a worker; what is wrong with it, or None."""
@@ -110,13 +141,14 @@ class Membership:
 
     def _let_go(self) -> list[Endpoint]:
         """Lets those leave who may; those who may not."""
-        present = self._present()
-        served = {member.role for member in present.keys() & self._wanted}
-        kept = []
-        for member, endpoint in present.items():
+        members = self.members()
+        served = _roles(m for m in members.keys() & self._wanted if not members[m].awaited)
+        named, kept = _roles(self._wanted), []
+        for member, endpoint in members.items():
             if member in self._wanted:
                 continue
-            if member.role not in served:
+            # Nobody needs one that never answered until another one is in its place.
+            if member.role not in (named if endpoint.awaited else served):
                 kept.append(endpoint)
                 continue
             self._router.pool(member.role).leave(endpoint.name)
@@ -129,3 +161,7 @@ class Membership:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _roles(members: Iterable[Member]) -> set[Role]:
+    return {member.role for member in members}
