@@ -143,6 +143,12 @@ class RouterConfig:
 
     host: str = _option("127.0.0.1", "listen", "address to listen on")
     port: int = _option(30000, "listen", "port to listen on; 0 takes any free one")
+    short_way: bool = _option(
+        True,
+        "listen",
+        "read and answer completions in the plain form by the router's own listener; without it "
+        "aiohttp's server serves everything, and takes more processor time",
+    )
     admin_host: str = _option("127.0.0.1", "listen", "address of the operator's routes")
     admin_port: int = _option(
         0, "listen", "port of the operator's routes; 0: on --port if that is on loopback, else off"

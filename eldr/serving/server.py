@@ -182,10 +182,12 @@ async def listening(router: Router, sockets: dict[str, socket.socket]) -> AsyncI
                 add_metrics(app, router.metrics)
             runner = await _runner(stack, config, app)
             if name == "main":
+                start(stack, "deadlines", surface.deadlines.run)
+            if name == "main" and config.short_way:
                 await _listen_short(stack, config, surface, runner, listener, tls)
             else:
                 # Beyond this machine the admin key travels, so it is under TLS as well.
-                inside = name == "metrics" or is_loopback(config.admin_host)
+                inside = name == "metrics" or (name == "admin" and is_loopback(config.admin_host))
                 over = None if inside else tls
                 await web.SockSite(runner, listener, backlog=_BACKLOG, ssl_context=over).start()
         yield
@@ -229,7 +231,6 @@ async def _listen_short(
         head_seconds=config.body_timeout,
     )
     start(stack, "front", front.sweep)
-    start(stack, "deadlines", surface.deadlines.run)
     stack.push_async_callback(front.close, _CUT_SECONDS)
     server = await asyncio.get_running_loop().create_server(
         front, sock=listener, backlog=_BACKLOG, ssl=tls

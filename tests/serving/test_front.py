@@ -14,10 +14,13 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
+from eldr.serving.app import Surface
 from eldr.serving.deadlines import Deadlines
 from eldr.serving.decision_log import read_decisions
+from eldr.serving.front import Front, Listener
+from eldr.serving.request import Request
 from tests.serving.mocks.worker import Plan
-from tests.serving.rig import Rig, rig, until
+from tests.serving.rig import Rig, events, rig, until
 
 BODY = json.dumps({"model": "m", "prompt": "hello", "max_tokens": 4}).encode()
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
@@ -327,3 +330,50 @@ async def test_t13_unknown_routes_are_told_in_json(
             error = (await response.json())["error"]
             assert (error["code"], error["type"]) == (status, kind)
             assert ("Allow" in response.headers) == (status == 405)
+
+
+@pytest.mark.parametrize("short_way", [True, False])
+async def test_short_way_is_used_unless_the_operator_says_no(
+    short_way: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Request] = []
+    serve = Surface.short_way
+
+    async def short(surface: Surface, request: Request) -> None:
+        taken.append(request)
+        await serve(surface, request)
+
+    monkeypatch.setattr(Surface, "short_way", short)
+    made: list[Front] = []
+    monkeypatch.setattr(Listener, "__call__", lambda self: made.append(Front(self)) or made[-1])
+    async with rig(1, 1, short_way=short_way) as r:
+        status, whole = await r.complete()
+        assert status == 200
+        assert whole["choices"]
+        status, raw = await r.stream()
+        assert status == 200
+        assert events(raw)[-1] == b"[DONE]"
+        async with r.client.get(r.url + "/v1/models") as response:
+            assert response.status == 200
+        assert r.prefill[0].count == r.decode[0].count == 2
+        assert len(taken) == (2 if short_way else 0)
+        assert bool(made) == short_way
+
+
+async def test_time_of_a_request_is_limited_without_the_short_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its deadline is watched whoever has read it: here, that of a client that does not read."""
+    monkeypatch.setattr("eldr.serving.app._GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("eldr.serving.deadlines._LOOK_SECONDS", 0.05)
+    event = b'data: {"choices": ["%b"]}\n\n' % (b"x" * 2**20)
+    head = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    async with rig(1, 1, short_way=False, request_timeout=1.0) as r:
+        r.decode[0].plan = Plan(raw=head + 64 * (b"%x\r\n%b\r\n" % (len(event), event)))
+        body = b'{"prompt": "x", "stream": true}'
+        async with connected(r) as (_, writer):
+            writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            await until(lambda: r.router.admission.running == 1)
+            await until(lambda: r.router.admission.running == 0)

@@ -286,7 +286,8 @@ async def test_a_start_costs_little_processor_time() -> None:
     assert 0 < used < 1.5
 
 
-async def test_tls_in_and_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["--short-way", "--no-short-way"])
+async def test_tls_in_and_out(way: str, tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     made = subprocess.run(
         [
@@ -303,7 +304,7 @@ async def test_tls_in_and_out(tmp_path: Path) -> None:
     served.load_cert_chain(cert, key)
     p, d = MockWorker("prefill", tls=served), MockWorker("decode", tls=served)
     trusted = ssl.create_default_context(cafile=str(cert))
-    options = ["--tls-cert", str(cert), "--tls-key", str(key), "--worker-ca", str(cert)]
+    options = [way, "--tls-cert", str(cert), "--tls-key", str(key), "--worker-ca", str(cert)]
     async with workers(p, d), _router(p, d, *options) as (_, url):
         secure = url.replace("http:", "https:")
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusted)) as client:
