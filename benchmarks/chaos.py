@@ -18,6 +18,7 @@ import datetime
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -226,9 +227,12 @@ async def load(
     return outcomes, memory
 
 
-async def settled(client: aiohttp.ClientSession, url: str) -> dict[str, float]:
-    """What is left in the router once all is quiet; waits for zero, but not for ever."""
+async def settled(
+    client: aiohttp.ClientSession, url: str
+) -> tuple[dict[str, float], dict[str, float]]:
+    """What is left in the router once all is quiet, and its retries; waits for zero for a while."""
     left: dict[str, float] = {}
+    text = ""
     for _ in range(300):
         async with client.get(url + "/workers") as response:
             rows = await response.json()
@@ -245,7 +249,14 @@ async def settled(client: aiohttp.ClientSession, url: str) -> dict[str, float]:
         if not any(left.values()):
             break
         await asyncio.sleep(0.1)
-    return left
+    return left, retried(text)
+
+
+def retried(text: str) -> dict[str, float]:
+    """The router's own count of repeated tries, by leg and outcome."""
+    rows = (x.split() for x in text.splitlines() if x.startswith("eldr_router_retries_total{"))
+    words = ((*re.findall(r'"(\w+)"', labels), float(value)) for labels, value in rows)
+    return {f"{leg} {outcome}": value for leg, outcome, value in words}
 
 
 def _sample(text: str, name: str) -> float:
@@ -273,13 +284,14 @@ async def run(requests: int, seed: int) -> dict[str, Any]:
                 outcomes, memory = await load(chaos, client, url, requests, router.pid)
                 for worker in list(chaos.sick):
                     await chaos.heal(worker)
-                left = await settled(client, url)
+                left, retries = await settled(client, url)
         finally:
             router.terminate()
             code = router.wait(timeout=60)
             errors = (Path(folder) / "router.log").read_text()
     seconds = time.perf_counter() - started
-    return report(requests, seed, seconds, outcomes, chaos, left, memory, code, errors)
+    result = report(requests, seed, seconds, outcomes, chaos, left, memory, code, errors)
+    return {**result, "retries": retries}
 
 
 def report(

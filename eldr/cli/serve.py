@@ -70,7 +70,7 @@ def start(config: RouterConfig) -> int:
     # What is loaded stays: a collector that walks it all again and again costs 2 % of a request.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 20, 50)
+    gc.set_threshold(5_000, 10, 2)
     try:
         uvloop.run(serve(config))
     except (StartError, ConfigError) as error:

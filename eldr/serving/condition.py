@@ -78,6 +78,16 @@ class Condition:
         self.heard = -float("inf")
         self.busy_until = 0.0
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether its last request failed."""
+        return self._failed > 0
+
+    def sound(self, now: float) -> bool:
+        """Whether nothing speaks against it: it gets requests, and answered the last one well."""
+        fit = self.state(now) in (State.UP, State.RAMPING)
+        return fit and not self.doubtful and self.busy_until <= now
+
     def state(self, now: float) -> State:
         """The state at a time."""
         if self.draining:

@@ -142,7 +142,7 @@ class Legs:
         failed: set[str] = set()
         last: Failure | None = None
         tries = Tries(self._budget.rules.attempts, self._prefill.size)
-        while last is None or await self._may_try("prefill", tries, last):
+        while last is None or await self._may_try(self._prefill, tries, failed, last):
             endpoint = self._prefill.choose(call.prefix, failed)
             if endpoint is None and failed:
                 failed.clear()  # everyone failed once: the next round may go better
@@ -166,7 +166,7 @@ class Legs:
         attempt = Attempt()
         try:
             tries = Tries(self._budget.rules.attempts, self._decode.size)
-            while last is None or await self._may_try("decode", tries, last):
+            while last is None or await self._may_try(self._decode, tries, failed, last):
                 if attempt.sent and prefilled.kv is not None:
                     # The worker may have fetched or freed the KV: only a new prefill surely has it.
                     again = await self.prefill(call)
@@ -194,19 +194,21 @@ class Legs:
             if not attempt.sent and prefilled.kv is not None:
                 self._kv_release.start(prefilled.kv, self._decode)
 
-    async def _may_try(self, leg: str, tries: Tries, last: Failure) -> bool:
+    async def _may_try(self, pool: Pool, tries: Tries, failed: set[str], last: Failure) -> bool:
         """Pays for another try and pauses before it; False if there must be none.
 
-        Tries after a refused connection are free: they cost nobody time.
+        Free is a try after a refused connection, which cost nobody time, and one for which there is
+        a sound worker: if that fails as well it is sound no more, so that free tries cannot
+        multiply when all workers fail.
         """
         kind = last.kind if isinstance(last, UpstreamError) else None
-        refused = kind == "connect"
-        if kind == "cut" or not tries.next(refused=refused):
+        free = kind == "connect" or pool.sound(failed)
+        if kind == "cut" or not tries.next(free=free):
             return False
-        if not refused and not self._budget.spend():
-            self._metrics.retries.labels(leg, "no_budget").inc()
+        if not free and not self._budget.spend():
+            self._metrics.retries.labels(pool.role, "no_budget").inc()
             return False
-        self._metrics.retries.labels(leg, "retried").inc()
+        self._metrics.retries.labels(pool.role, "retried").inc()
         await asyncio.sleep(self._budget.pause(tries.retries - 1))
         return True
 

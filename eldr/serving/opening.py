@@ -42,7 +42,7 @@ from eldr.serving.prefill_pool import PrefillPool
 from eldr.serving.probe import geometry_of, unanswered, wait_for_fleet
 from eldr.serving.refit import REMAP_WINDOW, RefitRules, Refits, with_partition
 from eldr.serving.refit_metrics import RefitMetrics
-from eldr.serving.retry import RetryBudget, RetryRules
+from eldr.serving.retry import LEAST_RESERVE, RetryBudget, RetryRules
 from eldr.serving.security import client_tls
 from eldr.serving.shadow import Shadow
 from eldr.serving.spans import open_spans
@@ -252,6 +252,8 @@ def _legs(
     rules = RetryRules(
         attempts=config.attempts,
         budget=config.retry_budget,
+        # Who dies fails all that it holds at once: a full router's requests earn so many.
+        reserve=max(LEAST_RESERVE, config.retry_budget * config.max_concurrent),
         base=config.retry_pause,
         growth=config.retry_growth,
         longest=config.retry_longest_pause,

@@ -181,16 +181,27 @@ class Pool:
             for e in self._members.values()
         )
 
+    def sound(self, failed: Names) -> bool:
+        """Whether a member that has not failed a request is sound."""
+        now = self._now()
+        return any(
+            name not in failed and e.condition.sound(now) for name, e in self._members.items()
+        )
+
     def exclusions(self, failed: Names = _NONE) -> Sequence[Names]:
         """Sets of names to leave out, from the most careful choice to the last resort.
 
-        First all but plainly usable members are left out; then those that should merely be spared
-        are let in; then ejected and at last even down ones, for when everything seems broken a try
-        is better than a no: they may be back already. Draining members never get a request.
+        First all but plainly usable members are left out, for a request that failed somewhere those
+        of doubt too; then those that should merely be spared are let in; then ejected and at last
+        even down ones, for when everything seems broken a try is better than a no: they may be back
+        already. Draining members never get a request.
         """
-        if not self._special:
+        doubtful = {n for n, e in self._members.items() if e.condition.doubtful} if failed else None
+        if not self._special and not doubtful:
             return (failed,)
         draining, *kinds = self._sort()
+        if doubtful:
+            kinds.append(doubtful)
         tiers = [failed | draining]
         for names in kinds:
             if names:

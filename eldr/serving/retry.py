@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+LEAST_RESERVE = 100.0
+
 
 @dataclass(frozen=True, slots=True)
 class RetryRules:
@@ -21,17 +23,14 @@ class RetryRules:
 
     attempts: int = 5
     budget: float = 0.5
-    reserve: float = 100.0
+    reserve: float = LEAST_RESERVE
     base: float = 0.02
     growth: float = 2.0
     longest: float = 2.0
 
 
 class Tries:
-    """The tries of a leg after its first, which is free.
-
-    Refused connections do not count until every worker was tried.
-    """
+    """The tries of a leg after its first; free ones do not count until every worker was tried."""
 
     __slots__ = ("_left", "free", "retries")
 
@@ -40,10 +39,10 @@ class Tries:
         self.free = workers
         self.retries = 0
 
-    def next(self, *, refused: bool) -> bool:
-        """Whether another try may be made; `refused`: the last one met no listening worker."""
+    def next(self, *, free: bool) -> bool:
+        """Whether another try may be made."""
         self.retries += 1
-        if refused and self.free > 0:
+        if free and self.free > 0:
             self.free -= 1
             return True
         self._left -= 1

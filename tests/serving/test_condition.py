@@ -127,9 +127,9 @@ def test_pauses_double_and_are_bounded() -> None:
 
 def test_refused_tries_are_free_until_every_worker_was_tried() -> None:
     tries = Tries(attempts=2, workers=3)
-    assert [tries.next(refused=True) for _ in range(6)] == [True] * 4 + [False] * 2
+    assert [tries.next(free=True) for _ in range(6)] == [True] * 4 + [False] * 2
     assert tries.retries == 6  # three for free, one more that counts
-    assert not Tries(attempts=1, workers=3).next(refused=False)
+    assert not Tries(attempts=1, workers=3).next(free=False)
 
 
 async def test_tiers_go_from_careful_to_desperate() -> None:

@@ -13,6 +13,7 @@ import pytest
 from eldr.geometry import Geometry
 from eldr.serving.answers import Prefilled
 from eldr.serving.call import Call
+from eldr.serving.condition import Condition
 from eldr.serving.http1 import Connection
 from eldr.serving.retry import RetryBudget
 from tests.serving.mocks.worker import FOREVER, MockWorker, Plan
@@ -89,11 +90,35 @@ async def test_retries_are_bounded_by_the_budget_of_all_requests() -> None:
         calls = 40
         for _ in range(calls):
             assert (await r.complete())[0] == 502
-        # The first tries, and the reserve of 100 retries that nobody earns again.
-        assert sum(w.count for w in r.decode) == calls + 100
+        # The first tries, the reserve of 100 retries that nobody earns again, and a free one: when
+        # the first worker had failed, nothing was known against the second.
+        assert sum(w.count for w in r.decode) == calls + 100 + 1
         text = r.router.metrics.render().decode()
-        assert 'retries_total{leg="decode",outcome="retried"} 100.0' in text
+        assert 'retries_total{leg="decode",outcome="retried"} 101.0' in text
         assert 'retries_total{leg="decode",outcome="no_budget"} 15.0' in text
+
+
+@pytest.mark.parametrize("status", [502, 503])
+async def test_nothing_is_given_up_while_one_worker_can_serve(status: int) -> None:
+    quick = {"attempts": 1, "retry_budget": 0.0, "retry_pause": 0.0001}
+    async with rig(1, 6, policy="round_robin", **quick) as r:
+        for worker in r.decode[:5]:
+            worker.plan = Plan(status=status)
+        for _ in range(60):
+            await _both(r)
+        assert r.decode[5].count >= 120
+        assert sum(w.count for w in r.decode[:5]) < 60  # the sick ones are known, and hardly asked
+
+
+async def test_a_request_that_every_worker_fails_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if others succeed meanwhile, so that all workers look sound before each try."""
+    monkeypatch.setattr(Condition, "failed", lambda *_, **__: False)
+    async with rig(1, 3, policy="round_robin", attempts=2, retry_pause=0.0001) as r:
+        for worker in r.decode:
+            worker.plan = Plan(status=502)
+        assert (await r.complete())[0] == 502
+        # Its attempts, and a free one for each worker.
+        assert sum(w.count for w in r.decode) == 2 + 3
 
 
 @pytest.mark.parametrize("leg", ["prefill", "decode"])

@@ -263,7 +263,7 @@ class Legs:
 
     async def _may_try(self, leg: str, tries: Tries) -> bool:
         """Pays for another try and pauses before it; False if there must be none."""
-        if not tries.next(refused=False) or not self._budget.spend():
+        if not tries.next(free=False) or not self._budget.spend():
             return False
         self._on_retry(leg)
         await asyncio.sleep(self._budget.pause(tries.retries - 1))
