@@ -91,8 +91,9 @@ class WorkerTable:
         that is was away, and does not catch up: round robin would send it everything until then.
         """
         behind = self._latest - self._longest
-        self.turns[slot] = max(self.turns[slot], behind) + 1.0 / self.weight[slot]
-        self._latest = max(self._latest, float(self.turns[slot]))
+        now = max(float(self.turns[slot]), behind) + 1.0 / float(self.weight[slot])
+        self.turns[slot] = now
+        self._latest = max(self._latest, now)
 
     def drop(self, slot: int) -> None:
         """Frees a slot and forgets its load."""
