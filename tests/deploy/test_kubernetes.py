@@ -120,6 +120,14 @@ def test_the_routers_options_exist_and_its_selectors_name_the_engines() -> None:
         assert selector["app.kubernetes.io/component"] == labels["app.kubernetes.io/component"]
 
 
+def test_no_service_sets_variables_of_a_pod(rendered) -> None:
+    """`eldr-serve` would set ELDR_SERVE_PORT, and `vllm` VLLM_PORT: options, by their names."""
+    workloads = [*of(rendered, "Deployment").values(), *of(rendered, "StatefulSet").values()]
+    assert workloads
+    for workload in workloads:
+        assert workload["spec"]["template"]["spec"]["enableServiceLinks"] is False
+
+
 def test_part_of_reaches_pods_that_the_router_selects_by_it() -> None:
     for role in ("prefill", "decode"):
         pool = of(render("base"), "StatefulSet")[f"eldr-{role}"]
