@@ -194,7 +194,7 @@ class Pool:
         First all but plainly usable members are left out, for a request that failed somewhere those
         of doubt too; then those that should merely be spared are let in; then ejected and at last
         even down ones, for when everything seems broken a try is better than a no: they may be back
-        already. Draining members never get a request.
+        already. Draining members and those that never answered get no request at all.
         """
         doubtful = {n for n, e in self._members.items() if e.condition.doubtful} if failed else None
         if not self._special and not doubtful:
@@ -210,7 +210,7 @@ class Pool:
         return tiers
 
     def _sort(self) -> tuple[set[str], set[str], set[str], set[str]]:
-        """Names of the draining, down, ejected and spared members."""
+        """Names of the draining (or awaited), down, ejected and spared members."""
         now = self._now()
         draining: set[str] = set()
         down: set[str] = set()
@@ -218,7 +218,8 @@ class Pool:
         spared: set[str] = set()
         by_state = {State.DRAINING: draining, State.DOWN: down, State.EJECTED: ejected}
         for endpoint in list(self._special):
-            state = endpoint.condition.state(now)
+            # Nobody has looked yet at what serves at an awaited member's address.
+            state = State.DRAINING if endpoint.awaited else endpoint.condition.state(now)
             busy = endpoint.condition.busy_until > now
             if state in by_state:
                 by_state[state].add(endpoint.name)

@@ -20,7 +20,7 @@ from eldr.serving.config import RouterConfig
 from eldr.serving.errors import StartError
 from eldr.serving.opening import open_router
 from eldr.serving.server import bound_sockets, listening
-from tests.serving.mocks.worker import MockWorker
+from tests.serving.mocks.worker import MockWorker, Plan
 from tests.serving.partitions import save_partition
 from tests.serving.rig import Rig, until
 
@@ -354,6 +354,24 @@ async def test_who_listens_later_must_serve_the_same_model(
             assert p[1].count == 0
             p[1].geometry = GEOMETRY
             await until(lambda: not r.router.prefill.get(p[1].url).awaited)
+
+
+async def test_who_never_answered_is_nobodys_last_resort(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What serves at its address may be anything until it was asked."""
+    d = decode(2)
+    d[1].models_gate = asyncio.Event()
+    async with fleet(tmp_path, [prefill()], d, dead=[]) as f:
+        named = f.options("flags", monkeypatch)
+        async with router(f, **named) as r:
+            d[0].plan = Plan(status=502)
+            assert (await r.complete())[0] == 502
+            assert d[0].count > 0
+            assert d[1].count == 0
+            d[1].models_gate.set()
+            await until(lambda: not r.router.decode.get(d[1].url).awaited)
+            assert (await r.complete())[0] == 200
 
 
 async def test_operators_may_remove_a_worker_that_is_waited_for(
