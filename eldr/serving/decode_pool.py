@@ -203,7 +203,9 @@ class DecodePool(Pool):
         )
 
     def _workers(self) -> list[Worker]:
-        return list(self._routing.values())
+        """For shadow policies: all that have answered once."""
+        members = self._members
+        return [w for name, w in self._routing.items() if not members[name].awaited]
 
     def release(self, ticket: Ticket) -> None:
         """Ends a reservation; later calls for the same ticket do nothing."""

@@ -10,6 +10,7 @@ from eldr.geometry import Geometry
 from eldr.routing.partition import Partition, PartitionError, load_partition
 from eldr.routing.policies import POLICIES, make_policy
 from eldr.routing.policies.base import Policy
+from eldr.routing.refit import remap
 from eldr.serving.config import RouterConfig
 from eldr.serving.errors import StartError
 
@@ -113,8 +114,9 @@ def read_partition(
         path: of the file.
         geometry: of the served model.
         names: of the decode workers.
-        vacant: whether there may be fewer workers than centroids: who is not ready now may come
-            under any name, and takes a centroid that is left.
+        vacant: whether the number of workers may be another than that of centroids. Who is not
+            ready now may come under any name, and takes a centroid that is left; workers beyond
+            share others' centroids.
 
     Raises:
         StartError: unreadable, fitted for another geometry or another number of workers.
@@ -124,6 +126,8 @@ def read_partition(
         if vacant and len(names) < partition.workers:
             free = [name for name in partition.names if name not in names]
             return seated(partition, names, free)[0]
+        if vacant and len(names) > partition.workers:
+            return remap(partition, names)
         return partition.bind(names)
     except PartitionError as error:
         text = str(error)

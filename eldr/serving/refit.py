@@ -105,7 +105,7 @@ class Refits:
         self._load = 0.0
         self._enough, self._changed = asyncio.Event(), asyncio.Event()
         self._first = self.partition is None
-        self._forced = False
+        self._forced = _shared(self.partition)
         self._generation = 0
         self._adopting = asyncio.Lock()
         # Centroids that no worker has had yet; the next workers without one take them.
@@ -321,3 +321,10 @@ def _prepare(
             window.add(signature)
         partition = remap(partition, names, window)
     return partition, [LocalityBand.prepare(partition) for _ in range(policies)]
+
+
+def _shared(partition: Partition | None) -> bool:
+    """Whether workers share a centroid: the next refit tells them apart."""
+    if partition is None:
+        return False
+    return len({c.tobytes() for c in partition.centroids}) < partition.workers

@@ -9,6 +9,7 @@ from eldr.routing import POLICIES, Fleet, Reason, StepCost, Worker, fixed, make_
 from eldr.routing.decision import Context
 from eldr.routing.lengths import Lengths
 from eldr.routing.policies.affinity import domain_pools
+from eldr.routing.worker import WorkerTable
 from eldr.signature import Signature, decode, encode
 from tests.routing.helpers import SMALL, axis_partition, only, request, signatures
 
@@ -68,6 +69,16 @@ def test_round_robin_takes_turns_by_weight():
     assert Counter(place(fleet, [None] * 50)) == {"d0": 20, "d1": 10, "d2": 10, "d3": 10}
     fleet.join(Worker("late"))
     assert Counter(place(fleet, [None] * 12, 50))["late"] in (2, 3)
+
+
+def test_a_worker_that_was_away_is_one_turn_behind():
+    table = WorkerTable(None)
+    for name in "ab":
+        table.put(Worker(name, weight=4.0))
+    for _ in range(8):
+        table.take_turn(0)
+    table.take_turn(1)  # from one turn, a quarter, before the last one
+    assert table.turns.tolist() == [2.0, 2.0]
 
 
 def test_round_robin_does_not_make_up_for_an_absence():

@@ -87,3 +87,22 @@ def events(raw: bytes) -> list[bytes]:
     """The data of all events of a stream, which must consist of whole events."""
     assert raw.endswith(b"\n\n"), raw[-80:]
     return [e.removeprefix(b"data: ") for e in raw.split(b"\n\n")[:-1]]
+
+
+async def both(r: Rig) -> None:
+    """One plain and one streamed request, both of which must succeed."""
+    status, answer = await r.complete()
+    assert status == 200, answer
+    status, raw = await r.stream()
+    assert status == 200
+    assert events(raw)[-1] == b"[DONE]"
+
+
+async def figures(r: Rig) -> dict[str, dict[str, float]]:
+    """Samples by name and value of their only (or last) label."""
+    out: dict[str, dict[str, float]] = {}
+    for metric in r.router.metrics.registry.collect():
+        for sample in metric.samples:
+            label = next(reversed(sample.labels.values()), "")
+            out.setdefault(sample.name, {})[label] = sample.value
+    return out
