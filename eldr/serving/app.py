@@ -15,7 +15,7 @@ from eldr.serving.errors import ClientError
 from eldr.serving.logs import request_id
 from eldr.serving.models import first_models
 from eldr.serving.request import Request
-from eldr.serving.security import Keys, refuse_media_urls, take_handles_out
+from eldr.serving.security import Keys, refuse_media_urls
 from eldr.serving.state import Router
 from eldr.serving.upstream import Answer, Pairs
 from eldr.serving.web import as_headers, as_response, json_answer, refusal, refused
@@ -159,7 +159,6 @@ class Surface:
         config = self._router.config
         raw = await client.body(config.max_body, config.body_timeout)
         body = parse(raw, chat=client.path == CHAT)
-        take_handles_out(body)
         if not config.allow_media_urls:
             refuse_media_urls(body)
         expires = asyncio.get_running_loop().time() + config.request_timeout

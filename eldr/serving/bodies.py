@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 import msgspec
+import orjson
 
 from eldr.serving.errors import ClientError
 
@@ -18,6 +19,9 @@ Fields = dict[str, msgspec.Raw]
 _decode_fields = msgspec.json.Decoder(Fields).decode
 _encode = msgspec.json.Encoder().encode
 
+_HANDLES = frozenset({"kv_transfer_params", "ec_transfer_params"})
+# A JSON text may hide an ASCII character of a key behind an escape.
+ESCAPE = b"\\u00"
 _EMPTY_OR_NO_LIST = re.compile(rb"[^\[]|\[\s*\]")
 _FALSE, _ZERO, _ONE = msgspec.Raw(b"false"), msgspec.Raw(b"0"), msgspec.Raw(b"1")
 _ASK_FOR_KV = msgspec.Raw(
@@ -45,8 +49,8 @@ class Body:
     """A parsed request body.
 
     Attributes:
-        fields: top-level keys and their raw JSON; the client's kv_transfer_params is not there,
-            since it could name another worker's memory.
+        fields: top-level keys and their raw JSON; the client's kv_transfer_params and the like are
+            not there, since they could name another worker's memory.
         stream: whether the client wants server-sent events.
         chat: whether it came by /v1/chat/completions.
     """
@@ -86,7 +90,7 @@ def parse(raw: bytes, *, chat: bool) -> Body:
         fields = _decode_fields(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _bad(f"the body must be a JSON object: {error}") from error
-    fields.pop("kv_transfer_params", None)
+    _take_handles_out(fields)
     required = "messages" if chat else "prompt"
     value = fields.get(required)
     head = b"null" if value is None else bytes(memoryview(value)[:64])
@@ -96,6 +100,28 @@ def parse(raw: bytes, *, chat: bool) -> Body:
     elif chat and _EMPTY_OR_NO_LIST.match(head):
         raise _bad("`messages` must be a non-empty list")
     return Body(fields, _flag(fields.get("stream")), chat)
+
+
+def _take_handles_out(fields: Fields) -> None:
+    """Takes out what names another worker's memory.
+
+    Raises:
+        ClientError: 400, it is hidden in `vllm_xargs`, from which vLLM takes it as well.
+    """
+    for name in _HANDLES & fields.keys():
+        del fields[name]
+    extra = fields.get("vllm_xargs")
+    if extra is None:
+        return
+    raw = bytes(extra)
+    if b"_transfer_params" not in raw and ESCAPE not in raw:
+        return
+    try:
+        given = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise _bad(f"`vllm_xargs`: {error}") from error
+    if isinstance(given, dict) and (found := sorted(_HANDLES & given.keys())):
+        raise _bad(f"`vllm_xargs` may not hold {' and '.join(found)}: this router sets it")
 
 
 SEVERAL_CHOICES = "several_choices"

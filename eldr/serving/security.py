@@ -11,13 +11,11 @@ from typing import Any
 
 import orjson
 
-from eldr.serving.bodies import Body
+from eldr.serving.bodies import ESCAPE, Body
 from eldr.serving.errors import ClientError, StartError
 
-# What names another worker's memory; vLLM takes these from `vllm_xargs` as well.
-_HANDLES = frozenset({"kv_transfer_params", "ec_transfer_params"})
 # A JSON text spells a media key like this, or hides it behind an escape of an ASCII character.
-_MEDIA, _ESCAPE = b"_url", b"\\u00"
+_MEDIA = b"_url"
 
 
 class Keys:
@@ -90,28 +88,6 @@ def client_tls(ca: str) -> ssl.SSLContext:
         raise StartError(f"--worker-ca {ca}: {error}") from error
 
 
-def take_handles_out(body: Body) -> None:
-    """Takes out what names another worker's memory, as `parse` did with `kv_transfer_params`.
-
-    Raises:
-        ClientError: 400, it is hidden in `vllm_xargs`.
-    """
-    body.fields.pop("ec_transfer_params", None)
-    extra = body.fields.get("vllm_xargs")
-    if extra is None:
-        return
-    raw = bytes(extra)
-    if b"_transfer_params" not in raw and _ESCAPE not in raw:
-        return
-    try:
-        given = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise ClientError(400, "invalid_request_error", f"`vllm_xargs`: {error}") from error
-    if isinstance(given, dict) and (found := sorted(_HANDLES & given.keys())):
-        text = f"`vllm_xargs` may not hold {' and '.join(found)}: this router sets it"
-        raise ClientError(400, "invalid_request_error", text)
-
-
 def refuse_media_urls(body: Body) -> None:
     """Refuses chat messages that make a worker fetch something; inline data is fine.
 
@@ -122,7 +98,7 @@ def refuse_media_urls(body: Body) -> None:
     if messages is None:
         return
     raw = bytes(messages)
-    if _MEDIA not in raw and _ESCAPE not in raw:
+    if _MEDIA not in raw and ESCAPE not in raw:
         return
     try:
         found = _media_url(orjson.loads(raw))

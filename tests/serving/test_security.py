@@ -7,7 +7,9 @@ import json
 import pytest
 
 from eldr.demo.ports import free_ports
+from eldr.serving.bodies import parse
 from eldr.serving.config import ConfigError, RouterConfig
+from eldr.serving.errors import ClientError
 from eldr.serving.server import check_exposure
 from tests.serving.rig import rig
 
@@ -171,3 +173,11 @@ async def test_no_field_names_another_workers_memory() -> None:
             assert b"evil" not in seen.raw
             assert b"boom" not in seen.raw
             assert seen.body["vllm_xargs"] == extra["vllm_xargs"]
+
+
+def test_whoever_parses_a_body_gets_it_without_handles() -> None:
+    """The surfaces under Ray and llm-d read bodies by the same function."""
+    raw = b'{"prompt":"x","kv_transfer_params":{"a":1},"ec_transfer_params":{"b":2},"n":1}'
+    assert parse(raw, chat=False).fields.keys() == {"prompt", "n"}
+    with pytest.raises(ClientError, match="vllm_xargs"):
+        parse(b'{"prompt":"x","vllm_xargs":{"ec_transfer_params":"boom"}}', chat=False)
