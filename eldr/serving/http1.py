@@ -219,12 +219,11 @@ class Connection(asyncio.Protocol):
         while not self.status:
             await self._wait()
 
-    def whole(self) -> bytes | None:
-        """The rest of the body, None if some of it has not come yet."""
-        if not self.complete or self._paused:
+    def whole(self, limit: int) -> bytes | None:
+        """The rest of the body; None for what takes `read_all`: it has not all come, or is long."""
+        if not self.complete or self._paused or self._buffered > limit:
             return None
-        pieces, self._pieces = self._pieces, []
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return self._take()
 
     async def read(self) -> bytes:
         """The next bytes of the body, as many as there are; b"" at its end.
@@ -236,9 +235,7 @@ class Connection(asyncio.Protocol):
             if self.complete:
                 return b""
             await self._wait()
-        pieces = self._pieces
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        self._pieces, self._buffered = [], 0
+        data = self._take()
         if self._paused and self._transport is not None:
             self._paused = False
             self._transport.resume_reading()
@@ -257,7 +254,12 @@ class Connection(asyncio.Protocol):
             size += len(piece)
             if size > limit:
                 raise UpstreamError("malformed", True, f"the answer exceeds {limit} bytes")
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return _joined(pieces)
+
+    def _take(self) -> bytes:
+        """What of the body is there."""
+        pieces, self._pieces, self._buffered = self._pieces, [], 0
+        return _joined(pieces)
 
     def fail(self, kind: FailureKind, message: str) -> None:
         """Ends the exchange with an error and the connection with it."""
@@ -286,3 +288,8 @@ class Connection(asyncio.Protocol):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _joined(pieces: list[bytes]) -> bytes:
+    """One piece is not copied."""
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -99,11 +99,9 @@ class Exchange:
             UpstreamError: it broke off, stayed silent, or exceeds `limit` bytes.
         """
         connection = self.connection
-        body = connection.whole()
+        body = connection.whole(limit)
         if body is None:
             body = await connection.read_all(limit)
-        elif len(body) > limit:
-            raise UpstreamError("malformed", True, f"the answer exceeds {limit} bytes")
         return Answer(connection.status, connection.headers, body)
 
 

@@ -52,7 +52,7 @@ async def exchange(connection: Connection, answer: bytes, step: int) -> tuple:
     for i in range(0, len(answer), step):
         connection.data_received(answer[i : i + step])
     await connection.head()
-    whole = connection.whole()
+    whole = connection.whole(2**20)
     body = await connection.read_all(2**20) if whole is None else whole
     return connection.status, connection.headers, body, connection.reusable
 
@@ -85,7 +85,7 @@ async def test_a_body_without_a_length_ends_with_its_connection():
         connection = connected()
         connection.send(b"request", 60.0, 60.0, asyncio.get_running_loop().time() + 60.0)
         connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\n\r\nhalf")
-        assert connection.whole() is None
+        assert connection.whole(100) is None
         connection.connection_lost(None if clean else ConnectionResetError("reset"))
         if clean:
             assert await connection.read_all(100) == b"half"
@@ -112,3 +112,12 @@ async def test_a_connection_lost_before_the_head_is_a_reset():
     with pytest.raises(UpstreamError) as lost:
         await connection.head()
     assert lost.value.kind == "reset"
+
+
+async def test_a_body_over_the_limit_is_an_error_however_it_came():
+    connection = connected()
+    connection.send(b"request", 60.0, 60.0, asyncio.get_running_loop().time() + 60.0)
+    connection.data_received(with_length([], b"x" * 30))
+    assert connection.whole(29) is None
+    with pytest.raises(UpstreamError, match="exceeds 29 bytes"):
+        await connection.read_all(29)
