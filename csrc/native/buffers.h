@@ -78,7 +78,6 @@ inline bool are_indices(const char* name, const View<int64_t>& values, int64_t s
 
 PyObject* assign_exact(PyObject*, PyObject* args);
 PyObject* assign_prices(PyObject*, PyObject* args);
-PyObject* activate(PyObject*, PyObject* args);
 PyObject* admit(PyObject*, PyObject* args);
 PyObject* band(PyObject*, PyObject* args);
 PyObject* dots(PyObject*, PyObject* args);

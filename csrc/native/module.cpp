@@ -11,13 +11,10 @@ PyMethodDef methods[] = {
     {"assign_prices", eldr::assign_prices, METH_VARARGS,
      "assign_prices(cost f32[N, W], capacity i64[W], prices f64[W], rounds, step) -> overfull\n\n"
      "Improves bin prices by dual ascent, in place; returns the points above capacity."},
-    {"activate", eldr::activate, METH_VARARGS,
-     "activate(counts u32[n], scale, mean f32[n], keep, out i16[n]) -> any count\n\n"
-     "out = min(trunc(counts * scale + (mean * keep + 0.5)), 32767), in float32 without"
-     " contraction."},
     {"admit", eldr::admit, METH_VARARGS,
      "admit(counts u32[n], scale, mean f32[n], keep, cost u16[32768], x i16[n], step u16[n],"
-     " sum u32[n]) -> any count\n\nx as `activate` has it; step = cost[x]; sum += counts."},
+     " sum u32[n]) -> any count\n\nx = min(trunc(counts * scale + (mean * keep + 0.5)), 32767), in"
+     " float32 without contraction; step = cost[x]; sum += counts."},
     {"similarities", eldr::similarities, METH_VARARGS,
      "similarities(counts u32[n], weights f32[n], scale, rows u8[W, n], unit f64[W], of i64[C],"
      " out f64[C]) -> any weight\n\n"

@@ -109,23 +109,6 @@ ELDR_CLONES void dot_tile(const int16_t* x, const uint8_t* const* rows, int64_t 
   for (int64_t k = 0; k < kTile; ++k) out[k] = total[k];
 }
 
-PyObject* activate(PyObject*, PyObject* args) {
-  PyObject *counts_o, *mean_o, *out_o;
-  double scale, keep;
-  if (!PyArg_ParseTuple(args, "OdOdO", &counts_o, &scale, &mean_o, &keep, &out_o)) return nullptr;
-  View<uint32_t> counts(counts_o, "counts");
-  if (!counts.ok()) return nullptr;
-  View<float> mean(mean_o, "mean");
-  if (!mean.ok()) return nullptr;
-  View<int16_t, true> out(out_o, "out");
-  if (!out.ok() || !same_size("mean", mean.size(), counts.size()) ||
-      !same_size("out", out.size(), counts.size()))
-    return nullptr;
-  return PyBool_FromLong(activation_loop(counts.data(), static_cast<float>(scale), mean.data(),
-                                         static_cast<float>(keep), counts.size(),
-                                         out.data()) != 0);
-}
-
 PyObject* admit(PyObject*, PyObject* args) {
   PyObject *counts_o, *mean_o, *cost_o, *x_o, *step_o, *sum_o;
   double scale, keep;

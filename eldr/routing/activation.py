@@ -65,22 +65,18 @@ class ActivationModel:
         """g, float32 [L*E]: K / E until requests were observed."""
         return self._mean
 
-    def activation(self, signature: Signature) -> fixed.I16 | None:
-        """Fixed-point probabilities int16 [L*E] (see `eldr.routing.fixed`), a new array.
-
-        None if the signature holds no hit.
-        """
-        out = np.empty(self.geometry.cells, np.int16)
-        scale, keep = self._weights(signature.covered)
-        return out if fixed.activation(signature.counts, scale, self._mean, keep, out) else None
-
     def admit(self, signature: Signature) -> tuple[fixed.I16, fixed.U16] | None:
-        """The same, with its costs uint16 [L*E], for a request that joins the running mean.
+        """Activation and costs of a request that joins the running mean.
 
         The mean itself moves every few requests.
+
+        Returns:
+            New arrays: fixed-point probabilities int16 [L*E] and their costs uint16 [L*E] (see
+            `eldr.routing.fixed`). None if the signature holds no hit.
         """
         covered = signature.covered
-        scale, keep = self._weights(covered)
+        weight = self.shrinkage.weight(covered)
+        scale, keep = fixed.P_ONE * weight / covered, fixed.P_ONE * (1.0 - weight)
         x = np.empty(self.geometry.cells, np.int16)
         step = np.empty(self.geometry.cells, np.uint16)
         if not fixed.admit(signature.counts, scale, self._mean, keep, x, step, self._pending):
@@ -91,11 +87,6 @@ class ActivationModel:
         if self._age >= REFRESH:
             self._refresh()
         return x, step
-
-    def _weights(self, covered: float) -> tuple[float, float]:
-        """Factors of the counts and of the mean, for a prompt with so many covered tokens."""
-        weight = self.shrinkage.weight(covered)
-        return fixed.P_ONE * weight / covered, fixed.P_ONE * (1.0 - weight)
 
     def _refresh(self) -> None:
         self._counts += self._pending

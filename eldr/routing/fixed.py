@@ -55,7 +55,7 @@ SURVIVAL = _survival_table()
 
 
 _NEEDED = (
-    *("activate", "admit", "similarities", "dots", "shift", "place", "least", "band"),
+    *("admit", "similarities", "dots", "shift", "place", "least", "band"),
     *("assign_exact", "assign_prices"),
 )
 
@@ -79,35 +79,16 @@ def _load_native() -> ModuleType | None:
 native: ModuleType | None = _load_native()
 
 
-def activation(counts: U32, scale: float, mean: F32, keep: float, out: I16) -> bool:
-    """out[i] = min(trunc(counts[i] * scale + (mean[i] * keep + 0.5)), 2^15 - 1), in float32.
+def admit(counts: U32, scale: float, mean: F32, keep: float, x: I16, step: U16, total: U32) -> bool:
+    """A request's activation and its costs, and its counts added to a sum, in one pass.
+
+    x[i] = min(trunc(counts[i] * scale + (mean[i] * keep + 0.5)), 2^15 - 1), in float32.
 
     Args:
         counts: uint32, n in all, contiguous.
-        scale: 2^15 * weight of the counts.
-        mean: float32 [n], what the counts are shrunk towards.
-        keep: 2^15 * weight of the mean.
-        out: int16 [n], written.
-
-    Returns:
-        Whether any count is not zero.
-    """
-    if native is not None:
-        return bool(native.activate(counts, scale, mean, keep, out))
-    prior = mean * np.float32(keep) + np.float32(0.5)  # one half, so that truncation rounds
-    value = counts.reshape(-1).astype(np.int32).astype(np.float32) * np.float32(scale) + prior
-    out[:] = np.minimum(value, np.float32(P_ONE - 1)).astype(np.int16)
-    return bool(counts.any())
-
-
-def admit(counts: U32, scale: float, mean: F32, keep: float, x: I16, step: U16, total: U32) -> bool:
-    """`activation` into x, its costs into `step`, and the counts added to a sum, in one pass.
-
-    Args:
-        counts: see `activation`, as for the next three; none is negative.
-        scale: of the counts.
-        mean: of all requests.
-        keep: of the mean.
+        scale: 2^15 * weight of the counts, >= 0.
+        mean: float32 [n], what the counts are shrunk towards, >= 0.
+        keep: 2^15 * weight of the mean, >= 0.
         x: int16 [n], written.
         step: uint16 [n], written: COST[x].
         total: uint32 [n], increased by the counts.
@@ -117,10 +98,13 @@ def admit(counts: U32, scale: float, mean: F32, keep: float, x: I16, step: U16, 
     """
     if native is not None:
         return bool(native.admit(counts, scale, mean, keep, COST, x, step, total))
-    hit = activation(counts, scale, mean, keep, x)
+    flat = counts.reshape(-1)
+    prior = mean * np.float32(keep) + np.float32(0.5)  # one half, so that truncation rounds
+    value = flat.astype(np.int32).astype(np.float32) * np.float32(scale) + prior
+    x[:] = np.minimum(value, np.float32(P_ONE - 1)).astype(np.int16)
     step[:] = COST[x]
-    total += counts.reshape(-1)
-    return hit
+    total += flat
+    return bool(flat.any())
 
 
 def similarities(

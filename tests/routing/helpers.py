@@ -3,7 +3,7 @@
 import numpy as np
 
 from eldr.geometry import Geometry
-from eldr.routing import Partition, Recorded, RouteRequest
+from eldr.routing import Partition, Recorded, RouteRequest, fixed
 from eldr.signature import Signature
 
 SMALL = Geometry(3, 16, 2)
@@ -54,3 +54,9 @@ def only(expert, geometry=SMALL, tokens=50):
 
 def request(i, signature=None, **options):
     return RouteRequest(f"r{i}", signature, **options)
+
+
+def admitted(counts, scale, mean, keep):
+    """Whether a request holds a hit, its activation, its costs, and its counts added to zero."""
+    x, step, total = (np.zeros(counts.size, t) for t in (np.int16, np.uint16, np.uint32))
+    return fixed.admit(counts, scale, mean, keep, x, step, total), x, step, total

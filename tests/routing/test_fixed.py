@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eldr.routing import Fleet, RouteRequest, Worker, fixed, make_policy
-from tests.routing.helpers import SMALL, axis_partition, signatures
+from tests.routing.helpers import SMALL, admitted, axis_partition, signatures
 
 needs_native = pytest.mark.skipif(fixed.native is None, reason="eldr._native is not built")
 
@@ -37,14 +37,12 @@ def arrays(seed, cells, workers):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_native_equals_numpy(plain, cells, workers):
     counts, mean, rows = arrays(cells, cells, workers)
-    ours, theirs = np.empty(cells, np.int16), np.empty(cells, np.int16)
     for scale in (0.0, 1e-3, 0.37, 11.7, 4096.0):
-        fixed.activation(counts, scale, mean, 0.77, ours)
-        plain(fixed.activation, counts, scale, mean, 0.77, theirs)
+        _, ours, step, _ = admitted(counts, scale, mean, 0.77)
+        _, theirs, _, _ = plain(admitted, counts, scale, mean, 0.77)
         np.testing.assert_array_equal(ours, theirs)
         np.testing.assert_array_equal(fixed.dots(ours, rows), plain(fixed.dots, ours, rows))
     load = np.random.default_rng(1).integers(0, 90_000, (3, cells), dtype=np.int32)
-    step = fixed.COST[ours]
     states = [
         (load.copy(), np.empty((3, cells), np.uint8), np.zeros(3, np.int64)) for _ in range(2)
     ]
@@ -81,9 +79,8 @@ def test_the_largest_values_do_not_overflow():
 
 
 def test_activation_saturates_just_below_one():
-    out = np.empty(2, np.int16)
     counts = np.array([100, 0], np.uint32)
-    fixed.activation(counts, float(fixed.P_ONE), np.zeros(2, np.float32), 1.0, out)
+    _, out, _, _ = admitted(counts, float(fixed.P_ONE), np.zeros(2, np.float32), 1.0)
     assert out.tolist() == [fixed.P_ONE - 1, 0]
 
 

@@ -52,7 +52,7 @@ def test_every_policy_is_pure():
         fleet = build(name, **options)
         place(fleet, signatures(9)[0])
         table = fleet._table
-        activation = fleet.activations.activation(signatures(1)[0][0])
+        activation = fleet.activations.admit(signatures(1)[0][0])[0]
         before = [a.copy() for a in (table.requests, table.turns, table.experts.load)]
         context = Context(
             request(99, signatures(1)[0][0]), table, np.arange(4), activation, None, 12345

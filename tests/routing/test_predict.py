@@ -83,7 +83,7 @@ def test_activation_follows_its_formula():
     model = ActivationModel(SMALL, Shrinkage(8.0, 0.9))
     counts = np.zeros((3, 16), np.uint32)
     counts[:, 5] = 12
-    got = model.activation(Signature(counts, 24)).reshape(3, 16) / P_ONE
+    got = model.admit(Signature(counts, 24))[0].reshape(3, 16) / P_ONE
     weight = 0.9 * 24 / 32
     assert got[0, 5] == pytest.approx(weight * 0.5 + (1 - weight) * 2 / 16, abs=2e-4)
     assert got[0, 0] == pytest.approx((1 - weight) * 2 / 16, abs=2e-4)
@@ -168,7 +168,7 @@ def test_a_sampled_signature_is_trusted_as_a_prompt_of_its_sample():
     model, short = ActivationModel(SMALL), ActivationModel(SMALL)
     sampled = Signature(counts, 4000, 1.0, sampled=32)
     np.testing.assert_array_equal(
-        model.activation(sampled), short.activation(Signature(counts, 32, 1.0))
+        model.admit(sampled)[0], short.admit(Signature(counts, 32, 1.0))[0]
     )
     for _ in range(64):
         model.admit(sampled)

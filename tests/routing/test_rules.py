@@ -35,7 +35,8 @@ def build(policy, names=NAMES, others=(), weights=(1, 1, 1, 1)):
 
 def choose(fleet, draw=0, signature=None, **options):
     """What the policy says to a request, without committing it."""
-    activation = None if signature is None else fleet.activations.activation(signature)
+    found = None if signature is None else fleet.activations.admit(signature)
+    activation = None if found is None else found[0]
     slots = fleet._candidates
     asked = request(0, signature, **options)
     return fleet.policy.choose(Context(asked, fleet._table, slots, activation, None, draw))
