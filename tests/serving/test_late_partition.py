@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.serving.late import (
     CENTROIDS,
     GEOMETRY,
     SOURCES,
+    Fleet,
     decode,
     fleet,
     home,
@@ -101,16 +103,23 @@ async def test_pod_of_another_name_takes_the_centroid_that_no_worker_had(
             assert len({c.tobytes() for c in refits.partition.centroids}) == 3
 
 
+async def _refused(
+    f: Fleet, options: dict[str, Any], message: str, patch: pytest.MonkeyPatch
+) -> None:
+    """Flags and files that name another number of workers than the partition's do not start."""
+    for source in ("flags", "file"):
+        with pytest.raises(StartError, match=message):
+            async with router(f, **options, **f.options(source, patch)):
+                pass
+
+
 async def test_more_pods_than_centroids_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A router that restarts after a scale-up comes back."""
     options = {"policy": "locality_band", "partition": save_partition(GEOMETRY, CENTROIDS)}
     async with fleet(tmp_path, [prefill()], decode(5), dead=[]) as f:
-        for source in ("flags", "file"):
-            with pytest.raises(StartError, match="fitted for 3 workers, but the fleet has 5"):
-                async with router(f, **options, **f.options(source, monkeypatch)):
-                    pass
+        await _refused(f, options, "fitted for 3 workers, but the fleet has 5", monkeypatch)
         async with router(f, **options, **f.options("kubernetes", monkeypatch)) as r:
             refits = r.router.refits
             assert refits is not None
@@ -125,10 +134,7 @@ async def test_fewer_workers_than_centroids_by_name_are_an_error(
     """Flags and files say how many workers there are; that a cluster has fewer now, says less."""
     options = {"policy": "locality_band", "partition": save_partition(GEOMETRY, CENTROIDS)}
     async with fleet(tmp_path, [prefill()], decode(2), dead=[]) as f:
-        for source in ("flags", "file"):
-            with pytest.raises(StartError, match="fitted for 3 workers, but the fleet has 2"):
-                async with router(f, **options, **f.options(source, monkeypatch)):
-                    pass
+        await _refused(f, options, "fitted for 3 workers, but the fleet has 2", monkeypatch)
         async with router(f, **options, **f.options("kubernetes", monkeypatch)) as r:
             raw = Path(options["partition"]).read_bytes()
             async with r.client.post(r.url + "/eldr/partition", data=raw) as response:
