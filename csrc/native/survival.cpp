@@ -50,6 +50,12 @@ ELDR_CLONES int64_t weigh_loop(const uint32_t* counts, const float* weights, flo
   return total;
 }
 
+ELDR_CLONES bool any_negative(const int16_t* x, int64_t n) {
+  int16_t bits = 0;
+  for (int64_t i = 0; i < n; ++i) bits = static_cast<int16_t>(bits | x[i]);
+  return bits < 0;
+}
+
 // out[i] = table[at[i]]; unrolled, since a look-up costs less than counting it.
 template <typename T>
 inline void look_up(const T* __restrict table, const uint16_t* __restrict at, int64_t n,
@@ -131,17 +137,14 @@ PyObject* admit(PyObject*, PyObject* args) {
       !same_size("step", step.size(), n) || !same_size("sum", sum.size(), n) ||
       !same_size("cost", cost.size(), 32768))
     return nullptr;
-  uint32_t any = 0;
-  constexpr int64_t kChunk = 1024;  // what one loop leaves, the next finds in the nearest cache
-  for (int64_t at = 0; at < n; at += kChunk) {
-    const int64_t count = std::min(kChunk, n - at);
-    any |= activation_loop(counts.data() + at, static_cast<float>(scale), mean.data() + at,
-                           static_cast<float>(keep), count, x.data() + at);
-    add_loop(counts.data() + at, count, sum.data() + at);
-    // Activations are never negative: `mean`, `scale` and `keep` are not.
-    look_up(cost.data(), reinterpret_cast<const uint16_t*>(x.data() + at), count,
-            step.data() + at);
+  const uint32_t any = activation_loop(counts.data(), static_cast<float>(scale), mean.data(),
+                                       static_cast<float>(keep), n, x.data());
+  if (any_negative(x.data(), n)) {
+    PyErr_SetString(PyExc_ValueError, "admit: x must not be negative");
+    return nullptr;
   }
+  add_loop(counts.data(), n, sum.data());
+  look_up(cost.data(), reinterpret_cast<const uint16_t*>(x.data()), n, step.data());
   return PyBool_FromLong(any != 0);
 }
 

@@ -95,6 +95,9 @@ def admit(counts: U32, scale: float, mean: F32, keep: float, x: I16, step: U16, 
 
     Returns:
         Whether any count is not zero.
+
+    Raises:
+        ValueError: an x is negative, as of a count of 2^31 or more; nothing was added.
     """
     if native is not None:
         return bool(native.admit(counts, scale, mean, keep, COST, x, step, total))
@@ -102,6 +105,8 @@ def admit(counts: U32, scale: float, mean: F32, keep: float, x: I16, step: U16, 
     prior = mean * np.float32(keep) + np.float32(0.5)  # one half, so that truncation rounds
     value = flat.astype(np.int32).astype(np.float32) * np.float32(scale) + prior
     x[:] = np.minimum(value, np.float32(P_ONE - 1)).astype(np.int16)
+    if (x < 0).any():
+        raise ValueError("admit: x must not be negative")
     step[:] = COST[x]
     total += flat
     return bool(flat.any())

@@ -160,6 +160,21 @@ def test_admission_is_activation_its_costs_and_a_sum(seed, cells):
 
 
 @needs_native
+def test_no_negative_activation_is_admitted():
+    """Its cost would be read from outside the table."""
+
+    def call():
+        total, x, step = (np.zeros(3, t) for t in (np.uint32, np.int16, np.uint16))
+        for counts, mean in (([0, 2**31, 0], 0.0), ([1, 0, 0], -1.0)):
+            given = np.array(counts, np.uint32), 1e-6, np.full(3, mean, np.float32), 9.0
+            with pytest.raises(ValueError, match="negative"):
+                fixed.admit(*given, x, step, total)
+        return total.tolist()
+
+    assert both(call) == [[0, 0, 0]] * 2
+
+
+@needs_native
 @settings(max_examples=40, deadline=None)
 @given(SEEDS, st.sampled_from([1, -1]))
 def test_survival_below_zero_and_beyond_the_table(seed, sign):
