@@ -165,7 +165,8 @@ def test_no_negative_activation_is_admitted():
 
     def call():
         total, x, step = (np.zeros(3, t) for t in (np.uint32, np.int16, np.uint16))
-        for counts, mean in (([0, 2**31, 0], 0.0), ([1, 0, 0], -1.0)):
+        # The last one's is -1.
+        for counts, mean in (([0, 2**31, 0], 0.0), ([1, 0, 0], -1.0), ([0, 0, 0], -1.75 / 9)):
             given = np.array(counts, np.uint32), 1e-6, np.full(3, mean, np.float32), 9.0
             with pytest.raises(ValueError, match="negative"):
                 fixed.admit(*given, x, step, total)
